@@ -1,0 +1,363 @@
+//! What the protocol asks of a device: memory, ordered queues, kernels, and recorded graphs.
+//!
+//! Everything above this trait is written once. A device address is a plain `u64` that is valid on
+//! the device of the rank that holds it; on the host backend it is an address of this process.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::kernel::Kernel;
+
+/// Something that must outlive the work that uses it: a buffer, a mapping, a module.
+///
+/// Queued work holds these until it has run, a recording until it and every graph made of it is gone.
+pub type Retained = Arc<dyn Any + Send + Sync>;
+
+/// A device as one rank sees it.
+///
+/// Cloning gives another handle of the same device. Nothing here talks to other ranks, except that
+/// memory of [`Backend::Shared`] can be exported as a descriptor and imported by a peer.
+pub trait Backend: Clone + Debug + Send + Sync + 'static {
+    /// `host` or `cuda`, as the program's `--backend` names it.
+    const NAME: &'static str;
+
+    /// An ordered queue of work; a clone is the same queue.
+    type Stream: Clone + Debug + Send + Sync + 'static;
+    /// Memory that only this rank addresses.
+    type Private: Memory;
+    /// Private memory with addresses reserved for its largest size and pages for its present one.
+    type Growable: GrowableMemory;
+    /// Memory of this rank that peers map.
+    type Shared: SharedMemory;
+    /// Memory of a peer, mapped here.
+    type Peer: Memory;
+    /// Host memory that the device reads and writes while both run.
+    type Mapped: MappedMemory;
+    /// A kernel ready to be launched; a clone is the same kernel.
+    type Loaded<K: Kernel>: Clone + Debug + Send + Sync + 'static;
+    /// A finished recording that is not executable yet. It owns what was retained while recording.
+    type Recording: Debug + Send + 'static;
+    /// A graph ready to be replayed. It owns what its recording owned.
+    type Executable: Debug + Send + Sync + 'static;
+
+    /// A new stream. `name` appears in thread names, traces and errors.
+    fn stream(&self, name: &str) -> Result<Self::Stream, BackendError>;
+
+    /// Zeroed private memory of `bytes` bytes, aligned to at least 256 bytes. May synchronise.
+    fn allocate(&self, bytes: usize) -> Result<Self::Private, BackendError>;
+
+    /// Reserves addresses for `bytes` bytes and maps nothing. Pages that are mapped later read as
+    /// zero the first time.
+    fn reserve(&self, bytes: usize) -> Result<Self::Growable, BackendError>;
+
+    /// Zeroed memory that can be exported to peers.
+    fn allocate_shared(&self, bytes: usize) -> Result<Self::Shared, BackendError>;
+
+    /// Maps the memory behind a peer's exported descriptor; `bytes` is the length that the peer
+    /// allocated. Refuses a descriptor whose object is shorter.
+    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<Self::Peer, BackendError>;
+
+    /// Zeroed host memory that kernels reach at [`Memory::address`].
+    fn allocate_mapped(&self, bytes: usize) -> Result<Self::Mapped, BackendError>;
+
+    /// Makes a kernel ready, specialised by `constants`. Compiles and loads where the backend has
+    /// to, so it is never called while a rank of the group may be waiting on the device.
+    fn load<K: Kernel>(&self, constants: &Specialization) -> Result<Self::Loaded<K>, BackendError>;
+
+    /// Queues or records one launch of a kernel.
+    ///
+    /// # Safety
+    ///
+    /// 1. Every address in `params` is valid for what the kernel does with it until the launch (or,
+    ///    when recorded, every replay) has run; `retained` holds what keeps it so.
+    /// 2. No other work touches these bytes at the same time, except as the kernel's own signalling
+    ///    orders it.
+    unsafe fn launch<K: Kernel>(
+        &self,
+        stream: &Self::Stream,
+        kernel: &Self::Loaded<K>,
+        shape: LaunchShape,
+        params: &K::Params,
+        retained: &[Retained],
+    ) -> Result<(), BackendError>;
+
+    /// Queues or records a copy of `bytes` bytes between two device addresses.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Backend::launch`]; the two ranges do not overlap.
+    unsafe fn copy(
+        &self,
+        stream: &Self::Stream,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        retained: &[Retained],
+    ) -> Result<(), BackendError>;
+
+    /// Queues or records setting `bytes` bytes at `to` to `value`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Backend::launch`].
+    unsafe fn fill(
+        &self,
+        stream: &Self::Stream,
+        to: u64,
+        value: u8,
+        bytes: usize,
+        retained: &[Retained],
+    ) -> Result<(), BackendError>;
+
+    /// Queues a copy from the host. `data` is copied before this returns. Refused while recording,
+    /// since a replay would read bytes that are long gone.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Backend::launch`].
+    unsafe fn upload(
+        &self,
+        stream: &Self::Stream,
+        to: u64,
+        data: &[u8],
+        retained: &[Retained],
+    ) -> Result<(), BackendError>;
+
+    /// Waits for the stream and copies to the host. A blocking call; refused while recording.
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for reads of `into.len()` bytes once the stream's work has run.
+    unsafe fn download(
+        &self,
+        stream: &Self::Stream,
+        from: u64,
+        into: &mut [u8],
+    ) -> Result<(), BackendError>;
+
+    /// Waits until everything queued on the stream has run. A blocking call; refused while recording.
+    /// Returns the failure of an operation that ran before, if there was one.
+    fn synchronize(&self, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    /// How many blocking calls this device handle and its clones have made.
+    fn blocking_calls(&self) -> u64;
+
+    /// Whether work queued on the stream is being recorded.
+    fn is_recording(&self, stream: &Self::Stream) -> bool;
+
+    /// Starts to record: from here to [`Backend::end_recording`] what is queued on the stream is
+    /// kept instead of run.
+    fn begin_recording(&self, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    /// Ends the recording and returns it. On an error the stream no longer records and what was
+    /// recorded is dropped.
+    fn end_recording(&self, stream: &Self::Stream) -> Result<Self::Recording, BackendError>;
+
+    /// Ends the recording and drops it. Harmless if the stream does not record.
+    fn abandon_recording(&self, stream: &Self::Stream);
+
+    /// Creates the condition of a loop in the recording of `stream`. The returned handle goes into
+    /// the parameters of the kernels that set it; see [`crate::host::set_condition`].
+    fn condition(&self, stream: &Self::Stream) -> Result<Condition, BackendError>;
+
+    /// Begins the body of a loop that runs while its condition is nonzero; the condition is looked
+    /// at before each trip. Returns the stream on which the body is recorded.
+    fn begin_while(
+        &self,
+        stream: &Self::Stream,
+        condition: Condition,
+    ) -> Result<Self::Stream, BackendError>;
+
+    /// Ends the body that `body` records and appends the loop to the recording of `stream`.
+    fn end_while(&self, stream: &Self::Stream, body: Self::Stream) -> Result<(), BackendError>;
+
+    /// Makes a recording executable. May allocate and synchronise.
+    fn instantiate(&self, recording: Self::Recording) -> Result<Self::Executable, BackendError>;
+
+    /// Replaces what `executable` runs by `recording`, in place where the backend can. Replays that
+    /// are queued already run what they were queued with.
+    fn update(
+        &self,
+        executable: &mut Self::Executable,
+        recording: Self::Recording,
+    ) -> Result<Update, BackendError>;
+
+    /// Queues one replay. Neither allocates device memory nor waits.
+    fn replay(
+        &self,
+        stream: &Self::Stream,
+        executable: &Self::Executable,
+    ) -> Result<(), BackendError>;
+
+    /// The number of operations in the graph, those of loop bodies included.
+    fn node_count(&self, executable: &Self::Executable) -> usize;
+}
+
+/// Memory with a device address.
+pub trait Memory: Debug + Send + Sync + 'static {
+    /// The address of the first byte on the device of this rank.
+    fn address(&self) -> u64;
+    /// The length in bytes.
+    fn bytes(&self) -> usize;
+}
+
+/// Private memory that grows in place.
+///
+/// Addresses stay valid over growth, and growing waits for nothing, so a running graph may use the
+/// memory that was mapped before.
+pub trait GrowableMemory: Debug + Send + Sync + 'static {
+    /// The address of the first byte.
+    fn address(&self) -> u64;
+    /// The bytes for which addresses are reserved.
+    fn reserved(&self) -> usize;
+    /// The bytes that are mapped: a multiple of [`GrowableMemory::granularity`].
+    fn mapped(&self) -> usize;
+    /// The size of one page, in bytes.
+    fn granularity(&self) -> usize;
+    /// Maps pages until at least `bytes` bytes are usable. On an error nothing has changed.
+    fn grow(&self, bytes: usize) -> Result<(), BackendError>;
+    /// Unmaps the pages that lie wholly behind `bytes` bytes.
+    ///
+    /// # Safety
+    ///
+    /// No queued, running or later work touches the bytes behind `bytes`.
+    unsafe fn trim(&self, bytes: usize) -> Result<(), BackendError>;
+}
+
+/// Memory that can be exported to a peer.
+pub trait SharedMemory: Memory {
+    /// A descriptor by which a peer maps this memory. The caller closes it.
+    fn export(&self) -> Result<OwnedFd, BackendError>;
+}
+
+/// Host memory that kernels reach too.
+pub trait MappedMemory: Memory {
+    /// The address at which the host finds the same bytes.
+    fn host_address(&self) -> *mut u8;
+}
+
+/// The condition of a recorded loop, as kernels receive it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition(pub u64);
+
+/// How an executable graph took a new recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// The graph was changed in place.
+    InPlace,
+    /// The graph was instantiated anew.
+    Reinstantiated,
+}
+
+/// Compile-time constants of a kernel: names and values.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Specialization {
+    constants: SmallVec<[(&'static str, u64); 8]>,
+}
+
+impl Specialization {
+    /// No constants.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a constant.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: u64) -> Self {
+        self.constants.push((name, value));
+        self
+    }
+
+    /// The constants in the order in which they were added.
+    pub fn constants(&self) -> &[(&'static str, u64)] {
+        &self.constants
+    }
+}
+
+/// The grid of a launch. The host backend runs the whole kernel as one call and ignores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Blocks in the grid.
+    pub blocks: u32,
+    /// Threads in a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl LaunchShape {
+    /// One block of one warp.
+    pub const ONE_WARP: Self = Self { blocks: 1, threads: 32, shared_bytes: 0 };
+
+    /// A grid without dynamic shared memory.
+    pub const fn new(blocks: u32, threads: u32) -> Self {
+        Self { blocks, threads, shared_bytes: 0 }
+    }
+}
+
+/// A failure of a device or of the operating system beneath it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// A system call failed.
+    #[error("{call} failed for {what}")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// What it was made for.
+        what: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Memory ran out.
+    #[error("out of memory: {what} needs {requested} bytes{}", limit.map_or(String::new(), |l| format!(", of which {l} are available")))]
+    OutOfMemory {
+        /// What was being allocated or grown.
+        what: String,
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes that could have been had, where known.
+        limit: Option<usize>,
+    },
+    /// An operation that a recording cannot hold, or a recording in the wrong state.
+    #[error("{operation} cannot be done here: {reason}")]
+    Recording {
+        /// The operation that was asked for.
+        operation: &'static str,
+        /// Why it was refused.
+        reason: String,
+    },
+    /// Work queued earlier failed; the stream runs nothing more.
+    #[error("stream {stream}: {operation} failed: {reason}")]
+    Failed {
+        /// The stream's name.
+        stream: String,
+        /// The operation.
+        operation: String,
+        /// What it reported.
+        reason: String,
+    },
+    /// A size or range that the device cannot take.
+    #[error("{what}: {value} is outside {limit}")]
+    Invalid {
+        /// What was out of range.
+        what: &'static str,
+        /// The value.
+        value: u64,
+        /// The limit, in words.
+        limit: String,
+    },
+    /// The device or its software lacks something.
+    #[error("{what} is not available: {reason}")]
+    Unavailable {
+        /// What is missing.
+        what: String,
+        /// Why, and where it was looked for.
+        reason: String,
+    },
+}

@@ -1,0 +1,416 @@
+//! Ranks without a device: the same protocol on threads, anonymous memory and memfds.
+//!
+//! A stream is a thread that runs a queue in order; a graph is a list of operations that it runs
+//! again; memory that peers map is a memfd whose descriptor is passed to them. A device address is an
+//! address of this process.
+//!
+//! A kernel that never returns blocks whoever waits for its stream: kernels bound their own waits.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::account::MemoryAccount;
+use crate::backend::{
+    Backend, BackendError, Condition, LaunchShape, Retained, Specialization, Update,
+};
+use crate::kernel::Kernel;
+
+mod graph;
+mod mapping;
+mod memory;
+mod operation;
+mod recorder;
+mod shared;
+mod stream;
+#[cfg(test)]
+mod testing;
+mod worker;
+
+pub use graph::{HostExecutable, HostRecording};
+pub use memory::{HostGrowable, HostMemory};
+pub use shared::{HostPeer, HostShared};
+pub use stream::HostStream;
+
+use operation::Operation;
+
+/// How a host rank presents itself.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    label: String,
+    memory: MemoryAccount,
+}
+
+impl HostOptions {
+    /// A rank without a memory limit. `label` stands before the stream's name in the names of
+    /// threads, and in errors.
+    pub fn new(label: impl Into<String>) -> Self {
+        Self { label: label.into(), memory: MemoryAccount::new(None) }
+    }
+
+    /// Counts the pages of this rank in `memory`, which stands for the memory of a device: ranks
+    /// that are given clones of it share the device. It is exhausted when its limit is.
+    #[must_use]
+    pub fn with_memory(mut self, memory: MemoryAccount) -> Self {
+        self.memory = memory;
+        self
+    }
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        Self::new("host")
+    }
+}
+
+/// The host as a device. A clone is the same device.
+#[derive(Clone, Debug)]
+pub struct HostBackend {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: HostOptions,
+    blocking_calls: AtomicU64,
+}
+
+impl HostBackend {
+    /// A device for one rank. Starts no thread and allocates no memory that kernels use.
+    pub fn new(options: HostOptions) -> Self {
+        Self { inner: Arc::new(Inner { options, blocking_calls: AtomicU64::new(0) }) }
+    }
+
+    fn describe(&self, kind: &str) -> String {
+        format!("{kind} of {}", self.inner.options.label)
+    }
+
+    fn account(&self) -> &MemoryAccount {
+        &self.inner.options.memory
+    }
+
+    fn blocks(&self) {
+        self.inner.blocking_calls.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Default for HostBackend {
+    fn default() -> Self {
+        Self::new(HostOptions::default())
+    }
+}
+
+/// A kernel on the host: its type is all there is to it.
+pub struct HostKernel<K>(PhantomData<fn() -> K>);
+
+impl<K> Clone for HostKernel<K> {
+    fn clone(&self) -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<K: Kernel> fmt::Debug for HostKernel<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HostKernel").field(&K::NAME).finish()
+    }
+}
+
+/// Sets the condition of a recorded loop, from the host body of a kernel.
+///
+/// A condition is zero when a replay begins, and a loop is entered and repeated while it is not.
+///
+/// # Safety
+///
+/// `handle` is that of a [`Condition`] of the host backend, and the recording or graph that it was
+/// created for is alive: it is while a replay of it runs.
+pub unsafe fn set_condition(handle: u64, value: u32) {
+    let word = ptr::with_exposed_provenance::<AtomicU32>(handle as usize);
+    // SAFETY: by the caller's promise the handle is the address of a word that a recording or graph
+    // owns; it is only ever accessed atomically.
+    unsafe { &*word }.store(value, Ordering::Relaxed);
+}
+
+/// Locks a mutex whose critical sections leave nothing half done, so that a panic in one of them
+/// does not matter.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Backend for HostBackend {
+    const NAME: &'static str = "host";
+
+    type Stream = HostStream;
+    type Private = HostMemory;
+    type Growable = HostGrowable;
+    type Shared = HostShared;
+    type Peer = HostPeer;
+    type Mapped = HostMemory;
+    type Loaded<K: Kernel> = HostKernel<K>;
+    type Recording = HostRecording;
+    type Executable = HostExecutable;
+
+    fn stream(&self, name: &str) -> Result<HostStream, BackendError> {
+        HostStream::new(&self.inner.options.label, name)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<HostMemory, BackendError> {
+        HostMemory::new(&self.describe("private memory"), self.account(), bytes)
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<HostGrowable, BackendError> {
+        HostGrowable::new(self.describe("growable memory"), self.account(), bytes)
+    }
+
+    fn allocate_shared(&self, bytes: usize) -> Result<HostShared, BackendError> {
+        HostShared::new(self.describe("shared memory"), self.account(), bytes)
+    }
+
+    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<HostPeer, BackendError> {
+        // The mapping keeps the object alive; the descriptor is closed here.
+        HostPeer::new(&self.describe("memory of a peer"), &descriptor, bytes)
+    }
+
+    fn allocate_mapped(&self, bytes: usize) -> Result<HostMemory, BackendError> {
+        HostMemory::new(&self.describe("host-mapped memory"), self.account(), bytes)
+    }
+
+    /// Every kernel is compiled in, and its constants come with its parameters.
+    fn load<K: Kernel>(&self, _constants: &Specialization) -> Result<HostKernel<K>, BackendError> {
+        Ok(HostKernel(PhantomData))
+    }
+
+    unsafe fn launch<K: Kernel>(
+        &self,
+        stream: &HostStream,
+        _kernel: &HostKernel<K>,
+        _shape: LaunchShape,
+        params: &K::Params,
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        unsafe { stream.submit(Operation::launch::<K>(params), retained) }
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: &HostStream,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        unsafe { stream.submit(Operation::Copy { to, from, bytes }, retained) }
+    }
+
+    unsafe fn fill(
+        &self,
+        stream: &HostStream,
+        to: u64,
+        value: u8,
+        bytes: usize,
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        unsafe { stream.submit(Operation::Fill { to, value, bytes }, retained) }
+    }
+
+    unsafe fn upload(
+        &self,
+        stream: &HostStream,
+        to: u64,
+        data: &[u8],
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        stream.refuse_recording("upload", "a replay would read host bytes that are long gone")?;
+        // SAFETY: the caller's promise.
+        unsafe { stream.submit(Operation::Upload { to, data: data.into() }, retained) }
+    }
+
+    /// Waits without a deadline of its own: kernels bound their waits. Refused on the thread of a
+    /// stream, where destructors of retained objects run.
+    unsafe fn download(
+        &self,
+        stream: &HostStream,
+        from: u64,
+        into: &mut [u8],
+    ) -> Result<(), BackendError> {
+        stream.refuse_recording("download", "recorded work has not run when the call returns")?;
+        self.blocks();
+        stream.wait()?;
+        // SAFETY: by the caller's promise `from` is valid for reads now that the stream's work has
+        // run, and `into` is exclusively borrowed, so that the two cannot overlap.
+        unsafe { operation::copy(into.as_mut_ptr(), operation::pointer(from), into.len()) };
+        Ok(())
+    }
+
+    /// Waits without a deadline of its own: kernels bound their waits. Refused on the thread of a
+    /// stream, where destructors of retained objects run.
+    fn synchronize(&self, stream: &HostStream) -> Result<(), BackendError> {
+        stream.refuse_recording("synchronize", "recorded work does not run")?;
+        self.blocks();
+        stream.wait()
+    }
+
+    fn blocking_calls(&self) -> u64 {
+        self.inner.blocking_calls.load(Ordering::Relaxed)
+    }
+
+    fn is_recording(&self, stream: &HostStream) -> bool {
+        stream.is_recording()
+    }
+
+    fn begin_recording(&self, stream: &HostStream) -> Result<(), BackendError> {
+        stream.begin_recording()
+    }
+
+    /// On the body of a loop this is an error, and the recording that it belongs to is dropped.
+    fn end_recording(&self, stream: &HostStream) -> Result<HostRecording, BackendError> {
+        stream.end_recording()
+    }
+
+    /// On the body of a loop this abandons the recording that it belongs to.
+    fn abandon_recording(&self, stream: &HostStream) {
+        stream.abandon_recording();
+    }
+
+    fn condition(&self, stream: &HostStream) -> Result<Condition, BackendError> {
+        stream.condition()
+    }
+
+    /// The condition must have been created for `stream` itself, and serves one loop. Until the
+    /// body ends `stream` takes no operation.
+    fn begin_while(
+        &self,
+        stream: &HostStream,
+        condition: Condition,
+    ) -> Result<HostStream, BackendError> {
+        stream.begin_while(condition)
+    }
+
+    /// On an error the loop stays open.
+    fn end_while(&self, stream: &HostStream, body: HostStream) -> Result<(), BackendError> {
+        stream.end_while(&body)
+    }
+
+    fn instantiate(&self, recording: HostRecording) -> Result<HostExecutable, BackendError> {
+        Ok(HostExecutable::new(recording))
+    }
+
+    /// Always in place.
+    fn update(
+        &self,
+        executable: &mut HostExecutable,
+        recording: HostRecording,
+    ) -> Result<Update, BackendError> {
+        executable.update(recording);
+        Ok(Update::InPlace)
+    }
+
+    /// On a stream that records, the graph as it is now becomes part of the recording.
+    fn replay(&self, stream: &HostStream, executable: &HostExecutable) -> Result<(), BackendError> {
+        // SAFETY: the operations were recorded under the promise that it holds for every replay, and
+        // the graph, which the replay holds, keeps alive what they retained.
+        unsafe { stream.submit(Operation::Replay(executable.replay()), &[]) }
+    }
+
+    /// A loop, or a graph within the graph, counts as one operation beside those in it.
+    fn node_count(&self, executable: &HostExecutable) -> usize {
+        executable.replay().count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::fs;
+    use std::process::Command;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::testing::{Device, Log};
+    use super::*;
+    use crate::backend::{GrowableMemory, SharedMemory};
+
+    #[test]
+    fn blocking_calls_are_counted_over_clones() {
+        let device = Device::new();
+        let stream = device.stream("s");
+        let other = device.backend.clone();
+        device.backend.synchronize(&stream).expect("idle");
+        let mut nothing = [];
+        // SAFETY: no byte is read.
+        unsafe { other.download(&stream, 0, &mut nothing) }.expect("idle");
+        assert_eq!((device.backend.blocking_calls(), other.blocking_calls()), (2, 2));
+        // A refused call does not wait, so it does not count.
+        other.begin_recording(&stream).expect("idle");
+        other.synchronize(&stream).expect_err("recording");
+        assert_eq!(other.blocking_calls(), 2);
+    }
+
+    #[test]
+    fn names_with_zero_bytes_are_taken() {
+        let device = Device::new();
+        device.backend.synchronize(&device.stream("a\0b")).expect("idle");
+    }
+
+    fn entries(directory: &str) -> usize {
+        fs::read_dir(directory).expect("procfs is mounted").count()
+    }
+
+    fn cycle() {
+        let device = Device::new();
+        let stream = device.stream("cycle");
+        let log = Log::default();
+        let shared = device.backend.allocate_shared(4096).expect("memory");
+        let peer = device
+            .backend
+            .import(shared.export().expect("descriptors are left"), 4096)
+            .expect("own memory");
+        let growable = device.backend.reserve(1 << 20).expect("addresses");
+        growable.grow(1).expect("a page");
+        device.begin(&stream);
+        device.append(&stream, &log, 1);
+        let graph = device.end(&stream);
+        device.backend.replay(&stream, &graph).expect("runs");
+        drop((peer, shared, growable, graph));
+        drop(stream);
+        assert_eq!(log.values(), [1], "a stream finishes its work before it goes");
+    }
+
+    /// Counts what the whole process holds, so it runs in a process where no other test does.
+    #[test]
+    fn a_thousand_cycles_leave_no_descriptor_thread_or_mapping() {
+        const CHILD: &str = "EP_CONTEXT_LEAK_TEST_CHILD";
+        if env::var_os(CHILD).is_none() {
+            let output = Command::new(env::current_exe().expect("the test binary has a path"))
+                .args(["--exact", "--test-threads=1"])
+                .arg("host::tests::a_thousand_cycles_leave_no_descriptor_thread_or_mapping")
+                .env(CHILD, "1")
+                .output()
+                .expect("the test binary runs");
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        let maps = || fs::read_to_string("/proc/self/maps").expect("procfs").lines().count();
+        cycle();
+        let before = (entries("/proc/self/fd"), entries("/proc/self/task"), maps());
+        for _ in 0..1000 {
+            cycle();
+        }
+        // A joined thread may stand in the process table for a moment longer.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while entries("/proc/self/task") > before.1 && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        assert_eq!(entries("/proc/self/fd"), before.0, "descriptors");
+        assert_eq!(entries("/proc/self/task"), before.1, "threads");
+        let after = maps();
+        // The allocator and thread stacks may move by a few.
+        assert!(after < before.2 + 50, "mappings: {} before, {after} after", before.2);
+    }
+}

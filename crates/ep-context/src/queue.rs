@@ -1,0 +1,169 @@
+//! A stream as operations see it: something to queue on, whether it runs or records.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use smallvec::SmallVec;
+
+use crate::backend::{Backend, BackendError, LaunchShape, Retained};
+use crate::buffer::DeviceSlice;
+use crate::kernel::Kernel;
+
+/// A stream on which operations are queued that may use memory borrowed for `'a`.
+///
+/// While the stream runs its work directly, `'a` is `'static`: queued work outlives the call that
+/// queued it, so it may only use memory that it can keep alive itself. While the stream records, `'a`
+/// is a lifetime that the finished graph carries on.
+pub struct Queue<'a, B: Backend> {
+    backend: B,
+    stream: B::Stream,
+    // Invariant: a queue of a longer lifetime must not be filled through one of a shorter.
+    _lifetime: PhantomData<fn(&'a ()) -> &'a ()>,
+}
+
+impl<B: Backend> Queue<'static, B> {
+    /// The stream itself: work runs in the order in which it is queued.
+    pub fn direct(backend: &B, stream: &B::Stream) -> Self {
+        Self { backend: backend.clone(), stream: stream.clone(), _lifetime: PhantomData }
+    }
+}
+
+impl<'a, B: Backend> Queue<'a, B> {
+    /// A stream that records, for work that may use memory borrowed for `'a`.
+    ///
+    /// # Safety
+    ///
+    /// Work queued here runs only while `'a` lasts: the stream records when this is called and for
+    /// as long as the queue is used, and every replay of the recording happens within `'a`.
+    pub unsafe fn recording(backend: &B, stream: &B::Stream) -> Self {
+        Self { backend: backend.clone(), stream: stream.clone(), _lifetime: PhantomData }
+    }
+
+    /// The device.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The stream beneath, for work of the caller's own.
+    pub fn stream(&self) -> &B::Stream {
+        &self.stream
+    }
+
+    /// Whether operations are recorded rather than run.
+    pub fn is_recording(&self) -> bool {
+        self.backend.is_recording(&self.stream)
+    }
+
+    /// A queue on the body of a loop; see [`Backend::begin_while`].
+    pub fn with_stream(&self, stream: B::Stream) -> Self {
+        Self { backend: self.backend.clone(), stream, _lifetime: PhantomData }
+    }
+
+    /// Queues one launch. `uses` names the slices whose addresses stand in `params`, `retained` what
+    /// else must outlive the launch.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the backend reports; nothing is queued then.
+    ///
+    /// # Safety
+    ///
+    /// 1. Every address in `params` lies in a slice of `uses`, in something of `retained`, or in
+    ///    memory that lives as long as the device.
+    /// 2. Other work that touches the same bytes is ordered with this by its stream or by signals.
+    pub unsafe fn launch<K: Kernel>(
+        &self,
+        kernel: &B::Loaded<K>,
+        shape: LaunchShape,
+        params: &K::Params,
+        uses: &[&DeviceSlice<'a, B>],
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        let mut keep: SmallVec<[Retained; 8]> = retained.iter().cloned().collect();
+        keep.extend(uses.iter().filter_map(|slice| slice.retained().cloned()));
+        // SAFETY: 1. an address in a slice is valid while the slice's owner lives, which `keep`
+        // holds, or while 'a lasts, which outlives the work; those in `retained` are held by `keep`.
+        // 2. Is the caller's promise.
+        unsafe { self.backend.launch(&self.stream, kernel, shape, params, &keep) }
+    }
+
+    /// Queues a copy of the whole of `from` to the start of `to`.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Invalid`] if `to` is shorter than `from`.
+    ///
+    /// # Safety
+    ///
+    /// The slices do not overlap, and other work that touches them is ordered with this.
+    pub unsafe fn copy(
+        &self,
+        to: &DeviceSlice<'a, B>,
+        from: &DeviceSlice<'a, B>,
+    ) -> Result<(), BackendError> {
+        if to.bytes() < from.bytes() {
+            return Err(BackendError::Invalid {
+                what: "length of a copy in bytes",
+                value: from.bytes() as u64,
+                limit: format!("the {} bytes of its target", to.bytes()),
+            });
+        }
+        let keep: SmallVec<[Retained; 2]> =
+            [to, from].iter().filter_map(|slice| slice.retained().cloned()).collect();
+        // SAFETY: both ranges are inside their slices, which stay valid as argued in `launch`; that
+        // they do not overlap is the caller's promise.
+        unsafe {
+            self.backend.copy(&self.stream, to.address(), from.address(), from.bytes(), &keep)
+        }
+    }
+
+    /// Queues a copy of `data` to the start of `to`; refused while recording.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Invalid`] if `to` is shorter, [`BackendError::Recording`] while recording.
+    ///
+    /// # Safety
+    ///
+    /// Other work that touches the slice is ordered with this.
+    pub unsafe fn upload(&self, to: &DeviceSlice<'a, B>, data: &[u8]) -> Result<(), BackendError> {
+        if to.bytes() < data.len() {
+            return Err(BackendError::Invalid {
+                what: "length of an upload in bytes",
+                value: data.len() as u64,
+                limit: format!("the {} bytes of its target", to.bytes()),
+            });
+        }
+        let keep: SmallVec<[Retained; 1]> = to.retained().cloned().into_iter().collect();
+        // SAFETY: the target range is inside its slice, valid as argued in `launch`.
+        unsafe { self.backend.upload(&self.stream, to.address(), data, &keep) }
+    }
+
+    /// Waits for the stream and copies the start of `from` to the host; refused while recording.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Invalid`] if `from` is shorter than `into`, [`BackendError::Recording`] while
+    /// recording, and the failure of earlier work.
+    pub fn download(
+        &self,
+        from: &DeviceSlice<'a, B>,
+        into: &mut [u8],
+    ) -> Result<(), BackendError> {
+        if from.bytes() < into.len() {
+            return Err(BackendError::Invalid {
+                what: "length of a download in bytes",
+                value: into.len() as u64,
+                limit: format!("the {} bytes of its source", from.bytes()),
+            });
+        }
+        // SAFETY: the range is inside its slice, which outlives this blocking call.
+        unsafe { self.backend.download(&self.stream, from.address(), into) }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Queue<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("backend", &B::NAME).field("stream", &self.stream).finish()
+    }
+}

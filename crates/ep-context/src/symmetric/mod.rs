@@ -1,0 +1,11 @@
+//! Memory that every rank of a group has and every other rank maps.
+
+mod block;
+mod descriptors;
+mod error;
+mod mailbox;
+mod outcome;
+
+pub use block::SymmetricBlock;
+pub use descriptors::exchange;
+pub use error::SymmetricError;

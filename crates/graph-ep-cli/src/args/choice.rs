@@ -1,0 +1,111 @@
+//! Arguments that are one of a few words.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Prints the word by which the command line and the report know a value.
+macro_rules! display_as_value_name {
+    ($($name:ty),*) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.to_possible_value() {
+                    Some(value) => f.pad(value.get_name()),
+                    None => Ok(()),
+                }
+            }
+        }
+    )*};
+}
+
+display_as_value_name!(BackendChoice, Mode, GraphChoice, GrowthChoice, Dtype);
+
+/// Where ranks run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendChoice {
+    /// GPUs if there are any, otherwise the host
+    #[default]
+    Auto,
+    /// On the CPU, each rank a thread
+    Host,
+    /// On CUDA devices
+    Cuda,
+}
+
+/// What happens when routing requires more rows than a rank has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// It cannot: every layer waits for the exact number of rows; no graph
+    Eager,
+    /// The run fails
+    Static,
+    /// Grow, record again, replay the step
+    #[default]
+    Recover,
+    /// Work through what fits, as often as it takes, on the device
+    Rounds,
+    /// Leave out what does not fit, and say so
+    Drop,
+}
+
+/// Whether growth invalidates a recorded graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GraphChoice {
+    /// The graph is limited to the capacity at which it was recorded; growth records it again
+    #[default]
+    CapacityShaped,
+    /// The graph reads its row counts on the device; no recording is repeated
+    DeviceCounts,
+}
+
+/// How much to grow after an overflow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GrowthChoice {
+    /// Each rank that overflowed, to its own requirement
+    Exact,
+    /// Each rank that overflowed, by a factor, until it suffices
+    Geometric,
+    /// All ranks, to 1.2 times the largest requirement
+    #[default]
+    Headroom,
+}
+
+/// Element type of tokens on their way between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dtype {
+    /// Brain floating point, 16 bits
+    #[default]
+    Bf16,
+    /// IEEE half precision, 16 bits
+    Fp16,
+    /// IEEE single precision, 32 bits
+    Fp32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The report repeats the words of the command line.
+    #[test]
+    fn words_are_the_same_on_the_command_line_and_in_the_report() {
+        fn check<T: ValueEnum + fmt::Display + Serialize>() {
+            for value in T::value_variants() {
+                let json = serde_json::to_value(value).unwrap();
+                assert_eq!(json, value.to_string());
+                assert!(!value.to_string().is_empty());
+            }
+        }
+        check::<BackendChoice>();
+        check::<Mode>();
+        check::<GraphChoice>();
+        check::<GrowthChoice>();
+        check::<Dtype>();
+    }
+}

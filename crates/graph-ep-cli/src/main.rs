@@ -1,0 +1,47 @@
+//! The program `graph-ep`: parses the command line, sets up tracing, and turns how the run ended into
+//! an exit code.
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use graph_ep_cli::args::{Cli, Command};
+use graph_ep_cli::run::{self, RunError};
+use tracing::level_filters::LevelFilter;
+
+fn main() -> ExitCode {
+    // Arguments that do not parse end here, with exit code 2.
+    let Command::Run(args) = Cli::parse().command;
+    trace_to_stderr(args.verbose);
+    match run::run(&args) {
+        Ok(verdict) => verdict.into(),
+        Err(error) => {
+            complain(&error);
+            error.verdict().into()
+        }
+    }
+}
+
+/// Shows events of the level that so many `-v` ask for. stdout is left to results.
+fn trace_to_stderr(verbose: u8) {
+    let level = match verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        2 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).init();
+}
+
+/// The error and what caused it, in one line on stderr.
+fn complain(error: &RunError) {
+    let mut line = format!("error: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    // There is nowhere left to complain about a stderr that is closed.
+    let _ = writeln!(io::stderr(), "{line}");
+}

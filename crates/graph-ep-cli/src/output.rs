@@ -1,0 +1,114 @@
+//! Writing files so that nobody ever sees half of one.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A file could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: cannot be written", path.display())]
+pub struct OutputError {
+    /// The file.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// Puts a file with `bytes` at `path`, replacing what was there, or leaves `path` as it was.
+///
+/// The bytes go to a temporary file beside it, which is renamed once they are all on disk. Where
+/// `path` is no regular file (a terminal, a pipe, `/dev/null`), they are written to it directly,
+/// since a rename would replace it. Blocks on the file system.
+///
+/// # Errors
+///
+/// [`OutputError`] with what the system said. The temporary file is then gone.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), OutputError> {
+    let result = match path.metadata() {
+        Ok(there) if !there.is_file() => write_through(path, bytes),
+        _ => replace(path, bytes),
+    };
+    result.map_err(|source| OutputError { path: path.to_owned(), source })
+}
+
+fn write_through(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all(bytes)
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // A link stays a link: what it points to is replaced.
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let folder = match target.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut builder = tempfile::Builder::new();
+    // A temporary file is private by default; a result has the permissions of any other new file.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut temporary = builder.prefix(".graph-ep-").tempfile_in(folder)?;
+    temporary.write_all(bytes)?;
+    temporary.as_file().sync_all()?;
+    let _: File = temporary.persist(&target)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names_in(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap();
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_file_is_written_and_replaced_and_nothing_else_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        write_whole(&path, b"a longer text").unwrap();
+        write_whole(&path, b"short").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"short");
+        assert_eq!(names_in(folder.path()), ["report.json"]);
+    }
+
+    #[test]
+    fn failure_leaves_nothing_behind_and_names_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = write_whole(&folder.path().join("none/report.json"), b"x").unwrap_err();
+        assert!(error.to_string().contains("none/report.json"));
+        // A folder cannot be replaced by a file.
+        let taken = folder.path().join("taken");
+        std::fs::create_dir(&taken).unwrap();
+        write_whole(&taken, b"x").unwrap_err();
+        assert_eq!(names_in(folder.path()), ["taken"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_stay_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, b"old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_whole(&link, b"new").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_written_to_not_replaced() {
+        use std::os::unix::{fs::FileTypeExt, net::UnixListener};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        // A socket cannot be opened, so writing fails; what matters is that it is still there.
+        write_whole(&path, b"x").unwrap_err();
+        assert!(path.metadata().unwrap().file_type().is_socket());
+        assert_eq!(names_in(folder.path()), ["socket"]);
+    }
+}

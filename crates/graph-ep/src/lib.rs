@@ -1,0 +1,1 @@
+//! MoE expert parallelism inside CUDA graphs: capture, replay, and recovery when routing overflows.

@@ -1,0 +1,319 @@
+//! What a rank's capacity becomes between two steps, when none of them overflowed or after that was
+//! put right: growing ahead of need, and shrinking.
+
+use std::num::NonZeroU32;
+
+use super::policy::{GrowthInput, GrowthPolicy};
+use super::{GrowthError, clamp, round_up, scaled};
+
+/// What may change a capacity between steps. The default is nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Adjustments {
+    /// Grow ahead when `requirement · factor > capacity`; the factor is at least 1.
+    ///
+    /// The requirement is that of the step just ended: the rank's own, or under headroom growth that
+    /// of the most loaded rank, since there all ranks have the same capacity for the same reason.
+    /// Capacity then covers `ceil(requirement · factor)` and whatever the growth policy would take.
+    /// An earlier step needs no remembering: had it come as near, it would have grown capacity then.
+    pub look_ahead: Option<f64>,
+    /// Shrink after this many steps in a row whose greatest requirement on any rank, times
+    /// [`Adjustments::SHRINK_HEADROOM`], was below capacity.
+    ///
+    /// Capacity then becomes that headroom over the peak of those steps. A step that overflowed, or
+    /// after which capacity grew, begins the count again, and so does a shrink.
+    pub shrink_after: Option<NonZeroU32>,
+    /// Shrinking never goes below this many rows.
+    pub min_rows: u32,
+}
+
+impl Adjustments {
+    /// What shrinking leaves over the peak it has seen.
+    pub const SHRINK_HEADROOM: f64 = 1.2;
+
+    /// The adjustments themselves, if the factor makes any.
+    ///
+    /// # Errors
+    /// [`GrowthError::Factor`].
+    pub fn validate(self) -> Result<Self, GrowthError> {
+        match self.look_ahead {
+            Some(factor) if !factor.is_finite() || factor < 1.0 => {
+                Err(GrowthError::Factor { setting: "look-ahead", factor, least: 1.0 })
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+/// One step, as one rank sees it when it has ended and any overflow has been recovered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSummary {
+    /// The capacity that this rank has now.
+    pub own_capacity: u32,
+    /// What the step required of this rank.
+    pub own_required: u32,
+    /// The most that the step required of any rank.
+    pub global_peak_required: u32,
+    /// Whether the step overflowed on any rank before it was recovered.
+    pub overflowed: bool,
+    /// The alignment of an expert's rows, a power of two; zero counts as one.
+    pub alignment: u32,
+    /// The most rows that this rank may have.
+    pub limit_rows: u32,
+}
+
+/// The state of one rank that [`Adjustments`] need: fed one step after another, it gives the capacity
+/// for the next.
+#[derive(Debug, Clone)]
+pub struct BetweenSteps {
+    policy: GrowthPolicy,
+    adjustments: Adjustments,
+    /// Steps in a row that were well below capacity.
+    below: u32,
+    /// The greatest requirement of any rank in those.
+    peak: u32,
+}
+
+impl BetweenSteps {
+    /// Before the first step.
+    ///
+    /// # Errors
+    /// [`GrowthError::Factor`] if policy or adjustments do not validate.
+    pub fn new(policy: GrowthPolicy, adjustments: Adjustments) -> Result<Self, GrowthError> {
+        let (policy, adjustments) = (policy.validate()?, adjustments.validate()?);
+        Ok(Self { policy, adjustments, below: 0, peak: 0 })
+    }
+
+    /// The capacity for the next step: what the rank has, unless an adjustment changes it.
+    ///
+    /// Never less than the step required. Growing ahead goes as far as the limit, rounded down to the
+    /// alignment, lets it; nothing refuses, since nothing has overflowed.
+    pub fn after_step(&mut self, step: StepSummary) -> u32 {
+        let ahead = self.grown_ahead(step);
+        if ahead > step.own_capacity {
+            self.below = 0;
+            return ahead;
+        }
+        self.shrunk(step)
+    }
+
+    fn grown_ahead(&self, step: StepSummary) -> u32 {
+        let Some(factor) = self.adjustments.look_ahead else {
+            return step.own_capacity;
+        };
+        let judged = match self.policy {
+            GrowthPolicy::Headroom { .. } => step.global_peak_required,
+            _ => step.own_required,
+        };
+        if factor * f64::from(judged) <= f64::from(step.own_capacity) {
+            return step.own_capacity;
+        }
+        // As if the step had required that much.
+        let input = GrowthInput {
+            own_capacity: step.own_capacity,
+            own_required: clamp(scaled(factor, judged), 0, u32::MAX),
+            global_peak_required: step.global_peak_required,
+            over: true,
+            alignment: step.alignment,
+            limit_rows: step.limit_rows,
+        };
+        clamp(self.policy.wish(input), step.own_capacity, input.most())
+    }
+
+    fn shrunk(&mut self, step: StepSummary) -> u32 {
+        let Some(after) = self.adjustments.shrink_after else {
+            return step.own_capacity;
+        };
+        let roomy = Adjustments::SHRINK_HEADROOM * f64::from(step.global_peak_required)
+            < f64::from(step.own_capacity);
+        if step.overflowed || !roomy {
+            self.below = 0;
+            return step.own_capacity;
+        }
+        self.peak = if self.below == 0 { 0 } else { self.peak }.max(step.global_peak_required);
+        self.below += 1;
+        if self.below < after.get() {
+            return step.own_capacity;
+        }
+        self.below = 0;
+        // Not below what looking ahead would at once grow back to.
+        let factor = Adjustments::SHRINK_HEADROOM.max(self.adjustments.look_ahead.unwrap_or(1.0));
+        let rows = scaled(factor, self.peak).max(u64::from(self.adjustments.min_rows));
+        clamp(round_up(rows, step.alignment), 0, step.own_capacity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A step with the same requirement on every rank and no limit that matters.
+    fn step(own_capacity: u32, required: u32) -> StepSummary {
+        StepSummary {
+            own_capacity,
+            own_required: required,
+            global_peak_required: required,
+            overflowed: false,
+            alignment: 16,
+            limit_rows: 100_000,
+        }
+    }
+
+    fn look_ahead(policy: GrowthPolicy, factor: f64) -> BetweenSteps {
+        let adjustments = Adjustments { look_ahead: Some(factor), ..Adjustments::default() };
+        BetweenSteps::new(policy, adjustments).unwrap()
+    }
+
+    fn shrink_after(steps: u32, min_rows: u32) -> BetweenSteps {
+        let shrink_after = NonZeroU32::new(steps);
+        let adjustments = Adjustments { shrink_after, min_rows, ..Adjustments::default() };
+        BetweenSteps::new(GrowthPolicy::default(), adjustments).unwrap()
+    }
+
+    #[test]
+    fn nothing_happens_unless_asked_for() {
+        let mut between =
+            BetweenSteps::new(GrowthPolicy::default(), Adjustments::default()).unwrap();
+        for required in [0, 999, 1000] {
+            assert_eq!(between.after_step(step(1000, required)), 1000);
+        }
+    }
+
+    #[test]
+    fn looking_ahead_grows_when_the_requirement_comes_near() {
+        let mut exact = look_ahead(GrowthPolicy::Exact, 1.25);
+        // 1.25 · 800 = 1000: not above.
+        assert_eq!(exact.after_step(step(1000, 800)), 1000);
+        // 1.25 · 816 = 1020, 1024 after the alignment.
+        assert_eq!(exact.after_step(step(1000, 816)), 1024);
+        let mut geometric = look_ahead(GrowthPolicy::geometric(), 1.25);
+        assert_eq!(geometric.after_step(step(1000, 816)), 2000);
+        // Headroom takes the larger of the two factors over the global peak: 1.25 · 816, 1.2 · 816.
+        let mut headroom = look_ahead(GrowthPolicy::headroom(), 1.25);
+        assert_eq!(headroom.after_step(step(1000, 816)), 1024);
+        let mut headroom = look_ahead(GrowthPolicy::headroom(), 1.1);
+        assert_eq!(headroom.after_step(step(1000, 912)), 1104);
+    }
+
+    #[test]
+    fn headroom_looks_ahead_at_the_most_loaded_rank_and_the_others_at_themselves() {
+        let idle = StepSummary { own_required: 16, ..step(1000, 912) };
+        assert_eq!(look_ahead(GrowthPolicy::headroom(), 1.1).after_step(idle), 1104);
+        assert_eq!(look_ahead(GrowthPolicy::Exact, 1.1).after_step(idle), 1000);
+        assert_eq!(look_ahead(GrowthPolicy::geometric(), 1.1).after_step(idle), 1000);
+    }
+
+    #[test]
+    fn looking_ahead_stops_at_the_limit() {
+        let limited = StepSummary { limit_rows: 1015, ..step(1000, 992) };
+        assert_eq!(look_ahead(GrowthPolicy::Exact, 1.25).after_step(limited), 1008);
+        let limited = StepSummary { limit_rows: 500, ..step(1000, 992) };
+        assert_eq!(look_ahead(GrowthPolicy::Exact, 1.25).after_step(limited), 1000);
+    }
+
+    #[test]
+    fn shrinking_waits_for_enough_steps_in_a_row() {
+        let mut between = shrink_after(3, 0);
+        // 1.2 · 800 = 960 < 1000, 1.2 · 848 = 1017.6 is not.
+        assert_eq!(between.after_step(step(1000, 800)), 1000);
+        assert_eq!(between.after_step(step(1000, 400)), 1000);
+        assert_eq!(between.after_step(step(1000, 848)), 1000);
+        assert_eq!(between.after_step(step(1000, 400)), 1000);
+        assert_eq!(between.after_step(step(1000, 416)), 1000);
+        // The peak of the last three is 416: 499.2, 500 rows, 512 after the alignment.
+        assert_eq!(between.after_step(step(1000, 320)), 512);
+        // The count begins again.
+        assert_eq!(between.after_step(step(512, 16)), 512);
+        assert_eq!(between.after_step(step(512, 16)), 512);
+        assert_eq!(between.after_step(step(512, 16)), 32);
+    }
+
+    #[test]
+    fn an_overflowed_step_begins_the_count_again() {
+        let mut between = shrink_after(2, 0);
+        assert_eq!(between.after_step(step(1000, 400)), 1000);
+        let recovered = StepSummary { overflowed: true, ..step(1000, 400) };
+        assert_eq!(between.after_step(recovered), 1000);
+        assert_eq!(between.after_step(step(1000, 400)), 1000);
+        assert_eq!(between.after_step(step(1000, 400)), 480);
+    }
+
+    #[test]
+    fn shrinking_stops_at_its_floor_and_never_grows() {
+        assert_eq!(shrink_after(1, 128).after_step(step(1000, 0)), 128);
+        assert_eq!(shrink_after(1, 2000).after_step(step(1000, 0)), 1000);
+        // 1.2 · 832 = 998.4 < 1000, but 1008 after the alignment.
+        assert_eq!(shrink_after(1, 0).after_step(step(1000, 832)), 1000);
+    }
+
+    #[test]
+    fn shrinking_leaves_what_looking_ahead_would_take_back() {
+        let adjustments = Adjustments {
+            look_ahead: Some(1.5),
+            shrink_after: NonZeroU32::new(1),
+            ..Adjustments::default()
+        };
+        let mut between = BetweenSteps::new(GrowthPolicy::default(), adjustments).unwrap();
+        assert_eq!(between.after_step(step(1000, 320)), 480);
+        assert_eq!(between.after_step(step(480, 320)), 480);
+    }
+
+    #[test]
+    fn growing_ahead_begins_the_count_of_shrinking_again() {
+        let adjustments = Adjustments {
+            look_ahead: Some(2.0),
+            shrink_after: NonZeroU32::new(2),
+            ..Adjustments::default()
+        };
+        let mut between = BetweenSteps::new(GrowthPolicy::default(), adjustments).unwrap();
+        assert_eq!(between.after_step(step(1000, 400)), 1000);
+        assert_eq!(between.after_step(step(1000, 600)), 1200);
+        assert_eq!(between.after_step(step(1200, 400)), 1200);
+        assert_eq!(between.after_step(step(1200, 400)), 800);
+    }
+
+    #[test]
+    fn a_look_ahead_below_one_is_refused() {
+        for factor in [0.9, f64::INFINITY, -2.0] {
+            let adjustments = Adjustments { look_ahead: Some(factor), ..Adjustments::default() };
+            assert_eq!(
+                adjustments.validate(),
+                Err(GrowthError::Factor { setting: "look-ahead", factor, least: 1.0 })
+            );
+        }
+        let adjustments = Adjustments { look_ahead: Some(f64::NAN), ..Adjustments::default() };
+        assert!(BetweenSteps::new(GrowthPolicy::Exact, adjustments).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn the_next_capacity_covers_the_step_and_keeps_to_the_limit(
+            peaks in prop::collection::vec(0_u32..4000, 1..40),
+            policy in prop::sample::select(vec![
+                GrowthPolicy::Exact, GrowthPolicy::geometric(), GrowthPolicy::headroom(),
+            ]),
+            look_ahead in prop::option::of(1.0_f64..2.0),
+            after in prop::option::of(1_u32..5),
+            limit_rows in 4000_u32..9000,
+        ) {
+            let shrink_after = after.and_then(NonZeroU32::new);
+            let adjustments = Adjustments { look_ahead, shrink_after, min_rows: 16 };
+            let mut between = BetweenSteps::new(policy, adjustments).unwrap();
+            let mut capacity = 4000;
+            for required in peaks {
+                let overflowed = required > capacity;
+                capacity = capacity.max(required);
+                let step = StepSummary { overflowed, limit_rows, ..step(capacity, required) };
+                let next = between.after_step(step);
+                prop_assert!(next >= required && next <= limit_rows);
+                prop_assert!(next == capacity || next.is_multiple_of(16));
+                if let Some(factor) = look_ahead {
+                    let most = f64::from(limit_rows - limit_rows % 16);
+                    prop_assert!(f64::from(next) >= (factor * f64::from(required)).min(most));
+                }
+                capacity = next;
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! What happens when routing overflows the receive budget: agree, grow, record again, replay.

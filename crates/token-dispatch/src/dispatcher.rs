@@ -1,0 +1,356 @@
+//! What all dispatches of a rank share: configuration, kernels, counters, records, lanes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ep_context::backend::Memory;
+use ep_context::context::all_or_none;
+use ep_context::signal::params::WaitParams;
+use ep_context::{
+    Backend, Buffer, ContextError, EpContext, Fault, FaultKind, Kernel, LaunchShape, Phase, Queue,
+    Rank, Retained, Specialization,
+};
+use smallvec::SmallVec;
+
+use crate::config::DispatchConfig;
+use crate::error::DispatchError;
+use crate::geometry::Geometry;
+use crate::kernels;
+use crate::lane::{Lane, LaneMemory};
+use crate::params::{
+    AbandonParams, ExpertHomeEntry, ResumeParams, StepBeginParams, StepEndParams, StepState,
+};
+use crate::record::RecordRing;
+
+/// One rank's part in moving tokens: everything that its dispatches and combines share. A clone is
+/// the same dispatcher.
+///
+/// Building one is collective. Nothing that it allocates depends on routing: what routing sizes lies
+/// in [`RowSet`](ep_context::RowSet)s.
+pub struct TokenDispatcher<B: Backend> {
+    pub(crate) inner: Arc<Inner<B>>,
+}
+
+pub(crate) struct Inner<B: Backend> {
+    pub(crate) context: EpContext<B>,
+    pub(crate) config: DispatchConfig,
+    pub(crate) geometry: Geometry,
+    pub(crate) kernels: Kernels<B>,
+    pub(crate) shared: Arc<SharedMemory<B>>,
+    pub(crate) lanes: Vec<Arc<LaneMemory<B>>>,
+    steps: AtomicU32,
+}
+
+/// Device memory that every step uses.
+pub(crate) struct SharedMemory<B: Backend> {
+    pub(crate) homes: Buffer<B>,
+    pub(crate) state: Buffer<B>,
+    pub(crate) peer_required: Buffer<B>,
+    pub(crate) required_by_dispatch: Buffer<B>,
+    pub(crate) ring: RecordRing<B>,
+}
+
+/// Every kernel, loaded before anything can wait on the device.
+pub(crate) struct Kernels<B: Backend> {
+    pub(crate) step_begin: B::Loaded<kernels::StepBegin>,
+    pub(crate) route: B::Loaded<kernels::Route>,
+    pub(crate) count: B::Loaded<kernels::Count>,
+    pub(crate) window: B::Loaded<kernels::Window>,
+    pub(crate) gather: B::Loaded<kernels::Gather>,
+    pub(crate) reduce_push: B::Loaded<kernels::ReducePush>,
+    pub(crate) reduce: B::Loaded<kernels::Reduce>,
+    pub(crate) acknowledge: B::Loaded<kernels::Acknowledge>,
+    pub(crate) step_end: B::Loaded<kernels::StepEnd>,
+    pub(crate) resume: B::Loaded<kernels::Resume>,
+    pub(crate) abandon: B::Loaded<kernels::Abandon>,
+}
+
+impl<B: Backend> Kernels<B> {
+    fn load(backend: &B, config: &DispatchConfig, world: usize) -> Result<Self, DispatchError> {
+        let constants = Specialization::new()
+            .with("HIDDEN", config.hidden as u64)
+            .with("TOP_K", config.top_k as u64)
+            .with("DTYPE", u64::from(config.dtype as u32))
+            .with("WORLD", world as u64);
+        fn load<B: Backend, K: Kernel>(
+            backend: &B,
+            constants: &Specialization,
+        ) -> Result<B::Loaded<K>, DispatchError> {
+            Ok(backend.load::<K>(constants)?)
+        }
+        Ok(Self {
+            step_begin: load::<B, _>(backend, &constants)?,
+            route: load::<B, _>(backend, &constants)?,
+            count: load::<B, _>(backend, &constants)?,
+            window: load::<B, _>(backend, &constants)?,
+            gather: load::<B, _>(backend, &constants)?,
+            reduce_push: load::<B, _>(backend, &constants)?,
+            reduce: load::<B, _>(backend, &constants)?,
+            acknowledge: load::<B, _>(backend, &constants)?,
+            step_end: load::<B, _>(backend, &constants)?,
+            resume: load::<B, _>(backend, &constants)?,
+            abandon: load::<B, _>(backend, &constants)?,
+        })
+    }
+}
+
+impl<B: Backend> TokenDispatcher<B> {
+    /// Compares the configuration with all ranks, allocates, and maps the lanes of every peer.
+    /// Collective; allocates, loads kernels and synchronises.
+    ///
+    /// # Errors
+    ///
+    /// On every rank: a field that differs, a rank that is missing or out of memory. On this rank: a
+    /// configuration made for another number of ranks.
+    pub fn new(context: &EpContext<B>, config: DispatchConfig) -> Result<Self, DispatchError> {
+        let (rank, world) = (context.rank(), context.world());
+        context.agree("dispatch configuration", &config.fields())?;
+        let highest = config.experts.homes().iter().map(|home| home.rank).max();
+        if highest.is_some_and(|highest| highest.index() >= world) {
+            return Err(DispatchError::Config {
+                field: "ranks of the expert map",
+                value: highest.map_or(0, |highest| highest.0 + 1).to_string(),
+                limit: format!("at most {world}, the ranks of the group"),
+            });
+        }
+        let geometry = Geometry::new(&config, rank, world);
+        let stream = context.stream("set-up")?;
+        let queue = Queue::direct(context.backend(), &stream);
+        let deadline = context.deadlines().of(Phase::Setup);
+        let local = (|| {
+            let kernels = Kernels::load(context.backend(), &config, world)?;
+            Ok((kernels, SharedMemory::new(context, &config, &queue)?))
+        })()
+        .map_err(flatten);
+        let (kernels, shared) = all_or_none(context.rendezvous(), "dispatcher", local, deadline)?;
+        let lanes = (0..config.lanes)
+            .map(|_| Ok(Arc::new(LaneMemory::new(context, &config, &geometry, &queue)?)))
+            .collect::<Result<Vec<_>, DispatchError>>()?;
+        // Nobody signals a lane before its owner has set its words.
+        let ready = context.backend().synchronize(&stream).map_err(ContextError::from);
+        all_or_none(context.rendezvous(), "lanes", ready, deadline)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                context: context.clone(),
+                config,
+                geometry,
+                kernels,
+                shared: Arc::new(shared),
+                lanes,
+                steps: AtomicU32::new(0),
+            }),
+        })
+    }
+
+    /// The membership that this dispatcher was built on.
+    pub fn context(&self) -> &EpContext<B> {
+        &self.inner.context
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &DispatchConfig {
+        &self.inner.config
+    }
+
+    /// Experts of this rank.
+    pub fn local_experts(&self) -> usize {
+        self.inner.geometry.local_experts as usize
+    }
+
+    /// A lane: room for one dispatch–combine pair. `None` beyond the configured number.
+    pub fn lane(&self, index: usize) -> Option<Lane<B>> {
+        let memory = self.inner.lanes.get(index)?;
+        Some(Lane::new(self.clone(), memory.clone(), index))
+    }
+
+    /// The most rows that routing can ever send to this rank: a row set that reserves so many never
+    /// refuses a growth for lack of addresses. See [`worst_case_rows`](crate::worst_case_rows).
+    pub fn worst_case_rows(&self) -> u32 {
+        let config = &self.inner.config;
+        crate::worst_case_rows(
+            config.max_tokens * self.inner.context.world(),
+            config.top_k,
+            self.local_experts(),
+            config.alignment,
+        )
+    }
+
+    /// The fewest rows with which any token can be processed: min(top-k, local experts) · alignment.
+    pub fn least_rows(&self) -> u32 {
+        let config = &self.inner.config;
+        config.top_k.min(self.local_experts()) as u32 * config.alignment
+    }
+
+    /// Counts one launch of a step and returns its number, by which its record is found. Whoever
+    /// replays a recorded step calls this once a replay; [`Step`](crate::Step) does so for steps
+    /// that are not recorded.
+    pub fn count_step(&self) -> u32 {
+        self.inner.steps.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// The records that steps publish.
+    pub fn records(&self) -> crate::record::Records<'_, B> {
+        crate::record::Records::new(self)
+    }
+
+    /// Lets steps run again that were held back behind an over-budget one. Queued on `queue`.
+    ///
+    /// # Errors
+    ///
+    /// What the backend reports.
+    pub fn resume(&self, queue: &Queue<'_, B>) -> Result<(), DispatchError> {
+        let params = ResumeParams { state: self.inner.shared.state.address() };
+        // SAFETY: the state lives in `shared`, which is retained; no step runs meanwhile, since this
+        // is ordered with them by the stream.
+        Ok(unsafe {
+            queue.launch::<kernels::Resume>(
+                &self.inner.kernels.resume,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[],
+                &self.retained(),
+            )
+        }?)
+    }
+
+    /// Gives the group up because this rank's host cannot go on: every wait of every rank ends with a
+    /// fault that names this rank. Queued on `queue`.
+    ///
+    /// # Errors
+    ///
+    /// What the backend reports.
+    pub fn abandon(&self, queue: &Queue<'_, B>, phase: Phase) -> Result<(), DispatchError> {
+        let fault =
+            Fault { phase, culprit: self.inner.context.rank(), kind: FaultKind::Failed }.to_word();
+        let params = AbandonParams { wait: self.wait_params(), fault };
+        // SAFETY: the signal words are retained; they are made for being written at any time.
+        Ok(unsafe {
+            queue.launch::<kernels::Abandon>(
+                &self.inner.kernels.abandon,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[],
+                &self.retained(),
+            )
+        }?)
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.inner.context.rank()
+    }
+
+    pub(crate) fn wait_params(&self) -> WaitParams {
+        self.inner.context.wait_params()
+    }
+
+    /// What every operation of a step needs to stay mapped.
+    pub(crate) fn retained(&self) -> SmallVec<[Retained; 4]> {
+        let shared: Retained = self.inner.shared.clone();
+        [shared, self.inner.context.retain_signals()].into_iter().collect()
+    }
+
+    pub(crate) fn launch_begin(&self, queue: &Queue<'_, B>) -> Result<(), DispatchError> {
+        let shared = &self.inner.shared;
+        let params = StepBeginParams {
+            wait: self.wait_params(),
+            state: shared.state.address(),
+            peer_required: shared.peer_required.address(),
+            required_by_dispatch: shared.required_by_dispatch.address(),
+            max_dispatches: self.inner.config.max_dispatches as u32,
+            reserved: 0,
+        };
+        // SAFETY: every address lies in `shared` or the signal memory, both retained; operations of
+        // one dispatcher are ordered by its streams.
+        Ok(unsafe {
+            queue.launch::<kernels::StepBegin>(
+                &self.inner.kernels.step_begin,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[],
+                &self.retained(),
+            )
+        }?)
+    }
+
+    pub(crate) fn launch_end(&self, queue: &Queue<'_, B>, hold: bool) -> Result<(), DispatchError> {
+        let shared = &self.inner.shared;
+        let params = StepEndParams {
+            wait: self.wait_params(),
+            state: shared.state.address(),
+            peer_required: shared.peer_required.address(),
+            required_by_dispatch: shared.required_by_dispatch.address(),
+            ring: shared.ring.memory().address(),
+            stride: shared.ring.stride() as u32,
+            records: self.inner.config.record_ring as u32,
+            max_dispatches: self.inner.config.max_dispatches as u32,
+            hold: u32::from(hold),
+        };
+        // SAFETY: as for the beginning; the ring is written by this operation alone.
+        Ok(unsafe {
+            queue.launch::<kernels::StepEnd>(
+                &self.inner.kernels.step_end,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[],
+                &self.retained(),
+            )
+        }?)
+    }
+}
+
+impl<B: Backend> SharedMemory<B> {
+    fn new(
+        context: &EpContext<B>,
+        config: &DispatchConfig,
+        queue: &Queue<'static, B>,
+    ) -> Result<Self, DispatchError> {
+        let homes: Vec<ExpertHomeEntry> = config
+            .experts
+            .homes()
+            .iter()
+            .map(|home| ExpertHomeEntry { rank: home.rank.0, slot: home.slot })
+            .collect();
+        let bytes: &[u8] = bytemuck::cast_slice(&homes);
+        let memory = Self {
+            homes: context.allocate("expert map", bytes.len())?,
+            state: context.allocate("step counters", size_of::<StepState>())?,
+            peer_required: context.allocate("requirements of ranks", 4 * context.world())?,
+            required_by_dispatch: context
+                .allocate("requirements of dispatches", 4 * config.max_dispatches)?,
+            ring: RecordRing::new(context, config)?,
+        };
+        // SAFETY: the map was allocated a moment ago; no operation reads it yet.
+        unsafe { queue.upload(&memory.homes.slice(), bytes) }?;
+        Ok(memory)
+    }
+}
+
+/// A local failure in the words that a collective one is told in.
+pub(crate) fn flatten(error: DispatchError) -> ContextError {
+    match error {
+        DispatchError::Backend(error) => error.into(),
+        DispatchError::Context(error) => error,
+        DispatchError::Fault(fault) => fault.into(),
+        other => ep_context::BackendError::Unavailable {
+            what: "dispatcher".to_owned(),
+            reason: other.to_string(),
+        }
+        .into(),
+    }
+}
+
+impl<B: Backend> Clone for TokenDispatcher<B> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<B: Backend> fmt::Debug for TokenDispatcher<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenDispatcher")
+            .field("context", &self.inner.context)
+            .field("config", &self.inner.config)
+            .finish_non_exhaustive()
+    }
+}

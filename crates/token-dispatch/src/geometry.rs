@@ -1,0 +1,172 @@
+//! The sizes of a dispatcher and the layout of what a lane shares with its peers.
+//!
+//! A lane's shared block depends on `max_tokens` and never on routing:
+//!
+//! | region | element | count | written by |
+//! |---|---|---|---|
+//! | dispatch, combine, acknowledge words | u32 | ranks each | the peer of that index |
+//! | dispatch headers | [`DispatchHeader`] | ranks | the peer of that index |
+//! | combine headers | [`CombineHeader`] | ranks | the peer of that index |
+//! | counts | u32 | ranks × expert slots | the peer of that index |
+//! | items | [`Item`] | tokens × fan-out | this rank |
+//! | pairs | [`Pair`] | tokens × top-k | this rank |
+//! | staging | row | tokens | this rank |
+//! | landing | row | tokens × fan-out | the rank that a slot was addressed to |
+//!
+//! *Fan-out* is the most ranks that a token can be sent to: min(top-k, ranks).
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::config::DispatchConfig;
+use crate::params::{CombineHeader, DispatchHeader, Item, Pair};
+
+/// The sizes that every kernel works with; the same on all ranks, but for `rank` and `local_experts`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Geometry {
+    /// Ranks.
+    pub world: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Experts of the model.
+    pub experts: u32,
+    /// Expert slots of a rank: the most experts that any rank holds.
+    pub slots: u32,
+    /// Experts that this rank holds.
+    pub local_experts: u32,
+    /// Experts of a token.
+    pub top_k: u32,
+    /// The most ranks that a token is sent to.
+    pub fanout: u32,
+    /// The most tokens of a rank.
+    pub max_tokens: u32,
+    /// Rows of an expert are padded to a multiple of this power of two.
+    pub alignment: u32,
+    /// Values in a row.
+    pub hidden: u32,
+    /// Bytes of a row.
+    pub row_bytes: u32,
+    /// Code of the number format of rows; see [`DType`](crate::DType).
+    pub dtype: u32,
+    /// Where the regions of a lane's shared block start.
+    pub lane: LaneLayout,
+}
+
+/// Where the regions of a lane's shared block start, in bytes from its first.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct LaneLayout {
+    /// Signal words of dispatch.
+    pub dispatch_words: u64,
+    /// Signal words of combine.
+    pub combine_words: u64,
+    /// Signal words of the closing round of a step that ends in a dispatch.
+    pub acknowledge_words: u64,
+    /// Headers of dispatch.
+    pub dispatch_headers: u64,
+    /// Headers of combine, and of the closing round.
+    pub combine_headers: u64,
+    /// Pairs that each peer sends to each expert slot of this rank.
+    pub counts: u64,
+    /// Tokens for each destination, one destination after the other.
+    pub items: u64,
+    /// The experts of each item.
+    pub pairs: u64,
+    /// Token rows.
+    pub staging: u64,
+    /// Partial sums that peers return.
+    pub landing: u64,
+    /// The length of the whole.
+    pub bytes: u64,
+}
+
+/// Regions start at a multiple of this many bytes, so that peers never share a cache line of another
+/// region.
+const REGION_ALIGNMENT: u64 = 256;
+
+impl Geometry {
+    /// The sizes for `rank` of a configuration over `world` ranks.
+    pub(crate) fn new(config: &DispatchConfig, rank: ep_context::Rank, world: usize) -> Self {
+        let fanout = config.top_k.min(world);
+        let slots = config.experts.most_held() as usize;
+        Self {
+            world: world as u32,
+            rank: rank.0,
+            experts: config.experts.experts() as u32,
+            slots: slots as u32,
+            local_experts: config.experts.held_by(rank),
+            top_k: config.top_k as u32,
+            fanout: fanout as u32,
+            max_tokens: config.max_tokens as u32,
+            alignment: config.alignment,
+            hidden: config.hidden as u32,
+            row_bytes: config.row_bytes() as u32,
+            dtype: config.dtype as u32,
+            lane: LaneLayout::new(world, slots, config, fanout),
+        }
+    }
+}
+
+impl LaneLayout {
+    fn new(world: usize, slots: usize, config: &DispatchConfig, fanout: usize) -> Self {
+        let mut end = 0u64;
+        let mut region = |element: usize, count: usize| {
+            let start = end;
+            end = (start + (element * count) as u64).next_multiple_of(REGION_ALIGNMENT);
+            start
+        };
+        let (tokens, top_k, row) = (config.max_tokens, config.top_k, config.row_bytes());
+        let layout = Self {
+            dispatch_words: region(size_of::<u32>(), world),
+            combine_words: region(size_of::<u32>(), world),
+            acknowledge_words: region(size_of::<u32>(), world),
+            dispatch_headers: region(size_of::<DispatchHeader>(), world),
+            combine_headers: region(size_of::<CombineHeader>(), world),
+            counts: region(size_of::<u32>(), world * slots),
+            items: region(size_of::<Item>(), tokens * fanout),
+            pairs: region(size_of::<Pair>(), tokens * top_k),
+            staging: region(row, tokens),
+            landing: region(row, tokens * fanout),
+            bytes: 0,
+        };
+        Self { bytes: end, ..layout }
+    }
+}
+
+/// The most rows that routing can send to a rank that holds `local_experts` experts, when all ranks
+/// together have `tokens` tokens: M = tokens · min(top_k, local_experts) pairs, each of min(experts, M)
+/// experts padded by up to alignment − 1 rows, rounded down to the alignment.
+pub fn worst_case_rows(tokens: usize, top_k: usize, local_experts: usize, alignment: u32) -> u32 {
+    let pairs = tokens as u128 * top_k.min(local_experts) as u128;
+    let padding = (local_experts as u128).min(pairs) * u128::from(alignment - 1);
+    let rows = (pairs + padding) / u128::from(alignment) * u128::from(alignment);
+    u32::try_from(rows).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ExpertMap;
+
+    #[test]
+    fn regions_follow_each_other_without_overlap() {
+        let config = DispatchConfig::builder(256, 8, 100, ExpertMap::contiguous(64, 8).unwrap())
+            .build()
+            .unwrap();
+        let lane = Geometry::new(&config, ep_context::Rank(3), 8).lane;
+        assert_eq!(lane.combine_words - lane.dispatch_words, 256);
+        assert!(lane.pairs - lane.items >= 100 * 8 * 16);
+        assert!(lane.staging - lane.pairs >= 100 * 8 * 16);
+        assert!(lane.landing - lane.staging >= 100 * 512);
+        assert!(lane.bytes - lane.landing >= 800 * 512);
+        assert!(lane.landing.is_multiple_of(256));
+    }
+
+    #[test]
+    fn worst_case_pads_each_expert_once() {
+        assert_eq!(worst_case_rows(2048, 8, 8, 16), (2048 * 8 + 8 * 15) / 16 * 16);
+        assert_eq!(worst_case_rows(1, 8, 4, 16), 4 * 16);
+        assert_eq!(worst_case_rows(0, 8, 4, 16), 0);
+        assert_eq!(worst_case_rows(10, 2, 8, 1), 20);
+    }
+}

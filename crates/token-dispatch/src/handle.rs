@@ -1,0 +1,158 @@
+//! What one dispatch leaves behind: where rows came from, and where their sums go.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ep_context::{Backend, Buffer, DeviceSlice, Retained, RowBuffer, RowSet};
+use smallvec::SmallVec;
+
+use crate::dispatcher::TokenDispatcher;
+use crate::error::DispatchError;
+use crate::params::{Destination, HandleParams, RowRef, WindowItem, WindowState};
+
+/// The private memory of one dispatch: routing lists, row counts, window. A clone is the same handle.
+///
+/// A handle is filled by a dispatch and read by its combine. One handle serves all layers of an
+/// inference step in turn; training keeps one for each layer until its backward pass.
+pub struct Handle<B: Backend> {
+    inner: Arc<Inner<B>>,
+}
+
+struct Inner<B: Backend> {
+    id: u64,
+    rows: RowSet<B>,
+    items: RowBuffer<B>,
+    references: RowBuffer<B>,
+    memory: Buffer<B>,
+    layout: HandleParams,
+    local_experts: usize,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl<B: Backend> Handle<B> {
+    /// A handle whose rows lie in buffers of `rows`, to which it adds 24 bytes a row for its lists.
+    /// Allocates; local.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory.
+    pub fn new(dispatcher: &TokenDispatcher<B>, rows: &RowSet<B>) -> Result<Self, DispatchError> {
+        let g = &dispatcher.inner.geometry;
+        let (world, slots) = (g.world as usize, g.slots as usize);
+        let (tokens, local) = (g.max_tokens as usize, g.local_experts as usize);
+        let mut end = 0u64;
+        let mut region = |bytes: usize| {
+            let start = end;
+            end = (start + bytes as u64).next_multiple_of(256);
+            start
+        };
+        let word = size_of::<u32>();
+        let offsets = HandleParams {
+            fanouts: region(word * tokens),
+            destinations: region(size_of::<Destination>() * tokens * g.fanout as usize),
+            window: region(size_of::<WindowState>()),
+            expert_offsets: region(word * (local + 1)),
+            tokens_per_expert: region(word * local),
+            total: region(word),
+            source_items: region(word * (world + 1)),
+            source_pairs: region(word * (world + 1)),
+            bases: region(word * world * slots),
+            taken: region(word * slots),
+            items: 0,
+            rows: 0,
+        };
+        let memory = dispatcher.context().allocate("handle", end as usize)?;
+        let items = rows.add("window items", size_of::<WindowItem>())?;
+        let references = rows.add("row references", size_of::<RowRef>())?;
+        let base = memory.address();
+        let layout = HandleParams {
+            fanouts: base + offsets.fanouts,
+            destinations: base + offsets.destinations,
+            window: base + offsets.window,
+            expert_offsets: base + offsets.expert_offsets,
+            tokens_per_expert: base + offsets.tokens_per_expert,
+            total: base + offsets.total,
+            source_items: base + offsets.source_items,
+            source_pairs: base + offsets.source_pairs,
+            bases: base + offsets.bases,
+            taken: base + offsets.taken,
+            items: items.address(),
+            rows: references.address(),
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                rows: rows.clone(),
+                items,
+                references,
+                memory,
+                layout,
+                local_experts: local,
+            }),
+        })
+    }
+
+    /// The row set whose capacity bounds what this handle's dispatch receives.
+    pub fn rows(&self) -> &RowSet<B> {
+        &self.inner.rows
+    }
+
+    /// The first row of each of this rank's experts, and the end of the last: `[local_experts + 1]`
+    /// i32 in device memory, multiples of the alignment.
+    pub fn expert_offsets(&self) -> DeviceSlice<'static, B> {
+        self.part(self.inner.layout.expert_offsets, 4 * (self.inner.local_experts + 1))
+    }
+
+    /// Rows of each of this rank's experts, without padding: `[local_experts]` i32 in device memory.
+    pub fn tokens_per_expert(&self) -> DeviceSlice<'static, B> {
+        self.part(self.inner.layout.tokens_per_expert, 4 * self.inner.local_experts)
+    }
+
+    /// Rows of the window, padding included: one i32 in device memory. Rows at or behind it hold
+    /// nothing.
+    pub fn total(&self) -> DeviceSlice<'static, B> {
+        self.part(self.inner.layout.total, 4)
+    }
+
+    pub(crate) fn window(&self) -> DeviceSlice<'static, B> {
+        self.part(self.inner.layout.window, size_of::<WindowState>())
+    }
+
+    fn part(&self, address: u64, bytes: usize) -> DeviceSlice<'static, B> {
+        // SAFETY: 1. the part lies in the handle's memory, and the owner keeps that alive. 2. Only
+        // operations of the stream that the handle is used on write it.
+        unsafe { DeviceSlice::owned_by(self.inner.memory.retain(), address, bytes) }
+    }
+
+    pub(crate) fn params(&self) -> HandleParams {
+        self.inner.layout
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// What operations on this handle need to stay mapped.
+    pub(crate) fn retained(&self) -> SmallVec<[Retained; 4]> {
+        [self.inner.memory.retain(), self.inner.items.retain(), self.inner.references.retain()]
+            .into_iter()
+            .collect()
+    }
+}
+
+impl<B: Backend> Clone for Handle<B> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Handle<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle")
+            .field("id", &self.inner.id)
+            .field("rows", &self.inner.rows)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,162 @@
+//! Device addresses as memory of this process: what the host bodies read and write.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use bytemuck::Pod;
+
+use crate::geometry::Geometry;
+use crate::params::{LaneParams, NONE, StepState};
+
+/// Reads one value.
+///
+/// # Safety
+///
+/// `address` is aligned for `T`, valid for reads, and not written meanwhile.
+pub(super) unsafe fn load<T: Pod>(address: u64) -> T {
+    // SAFETY: as this function's contract says.
+    unsafe { pointer::<T>(address).read() }
+}
+
+/// Writes one value.
+///
+/// # Safety
+///
+/// `address` is aligned for `T`, valid for writes, and not otherwise touched meanwhile.
+pub(super) unsafe fn store<T: Pod>(address: u64, value: T) {
+    // SAFETY: as this function's contract says.
+    unsafe { pointer::<T>(address).write(value) }
+}
+
+/// `count` values that are only read for `'a`.
+///
+/// # Safety
+///
+/// `address` is aligned for `T`, valid for reads of `count` values, and nothing writes them in `'a`.
+pub(super) unsafe fn table<'a, T: Pod>(address: u64, count: usize) -> &'a [T] {
+    // SAFETY: any bit pattern is a T; the rest is this function's contract.
+    unsafe { std::slice::from_raw_parts(pointer::<T>(address), count) }
+}
+
+/// `count` values that nothing else touches for `'a`.
+///
+/// # Safety
+///
+/// `address` is aligned for `T`, valid for reads and writes of `count` values, and nothing else
+/// touches them in `'a`.
+pub(super) unsafe fn table_mut<'a, T: Pod>(address: u64, count: usize) -> &'a mut [T] {
+    // SAFETY: any bit pattern is a T; the rest is this function's contract.
+    unsafe { std::slice::from_raw_parts_mut(pointer::<T>(address), count) }
+}
+
+fn pointer<T>(address: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// The shared blocks of a lane, by rank.
+#[derive(Clone, Copy)]
+pub(super) struct LaneBlocks<'a> {
+    blocks: &'a [u64],
+    rank: usize,
+}
+
+impl LaneBlocks<'_> {
+    /// # Safety
+    ///
+    /// `lane.blocks` is a table of `geometry.world` addresses that nothing writes while this lives.
+    pub(super) unsafe fn new(lane: &LaneParams, geometry: &Geometry) -> Self {
+        // SAFETY: as this function's contract says.
+        let blocks = unsafe { table(lane.blocks, geometry.world as usize) };
+        Self { blocks, rank: geometry.rank as usize }
+    }
+
+    /// The address at `offset` in the block of `rank`, as mapped here.
+    pub(super) fn at(&self, rank: usize, offset: u64) -> u64 {
+        self.blocks[rank] + offset
+    }
+
+    /// The address at `offset` in this rank's own block.
+    pub(super) fn own(&self, offset: u64) -> u64 {
+        self.blocks[self.rank] + offset
+    }
+
+    /// Every rank once, the next one first: so that ranks do not all turn to the same peer.
+    pub(super) fn from_next(&self) -> impl Iterator<Item = usize> + use<> {
+        let (world, rank) = (self.blocks.len(), self.rank);
+        (1..=world).map(move |step| (rank + step) % world)
+    }
+}
+
+/// The counters of a step. Lanes may update them at the same time, so every update is atomic.
+#[derive(Clone, Copy)]
+pub(super) struct StepView {
+    state: *mut StepState,
+}
+
+macro_rules! field {
+    ($view:expr, $atomic:ident, $name:ident) => {
+        // SAFETY: the state is valid and aligned while the view lives (contract of `StepView::new`),
+        // and its fields are only accessed atomically while several operations may run.
+        unsafe { $atomic::from_ptr(&raw mut (*$view.state).$name) }
+    };
+}
+
+impl StepView {
+    /// # Safety
+    ///
+    /// `address` is that of a [`StepState`], valid while this lives, which other operations that may
+    /// run at the same time access through a view of their own.
+    pub(super) unsafe fn new(address: u64) -> Self {
+        Self { state: pointer(address) }
+    }
+
+    pub(super) fn step(self) -> u32 {
+        field!(self, AtomicU32, step).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn first_over(self) -> u32 {
+        field!(self, AtomicU32, first_over).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn required(self) -> u32 {
+        field!(self, AtomicU32, required).load(Ordering::Relaxed)
+    }
+
+    /// Whether a dispatch at `ordinal` moves nothing: the step drains, or, where routing depends on
+    /// outputs, an earlier dispatch is known to be over budget.
+    pub(super) fn is_silent(self, ordinal: u32, dependent: bool) -> bool {
+        field!(self, AtomicU32, drained).load(Ordering::Relaxed) != 0
+            || (dependent && self.first_over() < ordinal)
+    }
+
+    pub(super) fn note_over(self, ordinal: u32) {
+        if ordinal != NONE {
+            field!(self, AtomicU32, first_over).fetch_min(ordinal, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn note_required(self, rows: u32) {
+        field!(self, AtomicU32, required).fetch_max(rows, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_dispatch(self, ordinal: u32) {
+        field!(self, AtomicU32, dispatches).fetch_max(ordinal + 1, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_window(self, windows: u32, capacity: u32) {
+        field!(self, AtomicU32, windows).fetch_max(windows, Ordering::Relaxed);
+        field!(self, AtomicU32, capacity).fetch_min(capacity, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_delivered(self, pairs: u64) {
+        field!(self, AtomicU64, delivered).fetch_add(pairs, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_dropped(self, pairs: u64) {
+        field!(self, AtomicU64, dropped).fetch_add(pairs, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_bad_ids(self, invalid: u64, repeated: u64) {
+        field!(self, AtomicU64, invalid_ids).fetch_add(invalid, Ordering::Relaxed);
+        field!(self, AtomicU64, repeated_ids).fetch_add(repeated, Ordering::Relaxed);
+    }
+}

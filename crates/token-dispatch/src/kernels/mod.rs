@@ -1,0 +1,26 @@
+//! The operations of a step and their bodies on the host backend.
+//!
+//! In stream order: [`StepBegin`], then for each pair [`Route`], [`Count`], [`Window`], [`Gather`],
+//! the caller's experts, [`ReducePush`] and [`Reduce`], and at last [`Acknowledge`] where a dispatch
+//! was left open, and [`StepEnd`]. Every one of them first looks for a fault and does nothing if
+//! there is one: peers learn of it by the poison word, so nothing has to be signalled any more.
+//!
+//! A body reads what a peer wrote only after it acquired that peer's signal, or after an earlier
+//! operation of the same stream did.
+
+mod count;
+mod gather;
+mod memory;
+mod reduce;
+mod reduce_push;
+mod route;
+mod step;
+mod window;
+
+pub(crate) use count::Count;
+pub(crate) use gather::Gather;
+pub(crate) use reduce::{Acknowledge, Reduce};
+pub(crate) use reduce_push::ReducePush;
+pub(crate) use route::Route;
+pub(crate) use step::{Abandon, Resume, StepBegin, StepEnd};
+pub(crate) use window::Window;

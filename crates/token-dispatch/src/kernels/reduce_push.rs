@@ -1,0 +1,109 @@
+//! The expert rank's half of combine: partial sums to the tokens' owners.
+
+use ep_context::signal::HostWaiter;
+use ep_context::{Kernel, Phase, Rank};
+
+use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use crate::dtype::DType;
+use crate::params::{
+    CombineHeader, LaneState, ReducePushParams, RowRef, WindowItem, WindowState,
+};
+
+/// For each item of the window the weighted sum of its rows, written into the owner's landing slot;
+/// after the last window the signal, with how many items of each owner were processed.
+#[derive(Debug)]
+pub(crate) struct ReducePush;
+
+impl Kernel for ReducePush {
+    type Params = ReducePushParams;
+    const NAME: &'static str = "reduce_push";
+
+    unsafe fn run_on_host(p: &ReducePushParams) {
+        let g = &p.geometry;
+        // SAFETY (all of the body): the launch vouches for every address in `p`. The handle and the
+        // expert rows belong to this stream. A landing slot is written by the one rank that its item
+        // was sent to, between the owner's dispatch signal and this rank's combine signal.
+        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        if waiter.fault(Phase::Combine).is_some() {
+            return;
+        }
+        // SAFETY: see above.
+        let (blocks, window) =
+            unsafe { (LaneBlocks::new(&p.lane, g), load::<WindowState>(p.handle.window)) };
+        // SAFETY: see above; the gather filled these lists.
+        let (items, rows) = unsafe {
+            (
+                table::<WindowItem>(p.handle.items, (window.end - window.begin) as usize),
+                table::<RowRef>(p.handle.rows, window.window_pairs as usize),
+            )
+        };
+        let dtype = DType::from_code(g.dtype).unwrap_or(DType::Fp32);
+        let (hidden, row_bytes) = (g.hidden as usize, g.row_bytes as usize);
+        let (mut sum, mut values) = (vec![0f32; hidden], vec![0f32; hidden]);
+        for item in items {
+            sum.fill(0.0);
+            for row in &rows[item.begin as usize..][..item.rows as usize] {
+                // SAFETY: the row is one of the window's.
+                let bytes =
+                    unsafe { table::<u8>(p.expert_rows + row_offset(row.row, row_bytes), row_bytes) };
+                dtype.decode(bytes, &mut values);
+                for (sum, value) in sum.iter_mut().zip(&values) {
+                    // Two roundings on purpose: the product, then the sum.
+                    *sum += row.weight * value;
+                }
+            }
+            let landing = blocks.at(item.source as usize, g.lane.landing);
+            // SAFETY: the slot is one that its owner set aside for this rank.
+            let slot =
+                unsafe { table_mut::<u8>(landing + row_offset(item.slot, row_bytes), row_bytes) };
+            dtype.encode(&sum, slot);
+        }
+        if p.release != 0 {
+            // SAFETY: see above.
+            unsafe { release(p, &blocks, &waiter, &window) };
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for the kernel.
+unsafe fn release(
+    p: &ReducePushParams,
+    blocks: &LaneBlocks<'_>,
+    waiter: &HostWaiter,
+    window: &WindowState,
+) {
+    let g = &p.geometry;
+    let (world, rank) = (g.world as usize, g.rank as usize);
+    // SAFETY: the kernel's contract.
+    let (step, lane, source_items) = unsafe {
+        (
+            StepView::new(p.state),
+            load::<LaneState>(p.lane.state),
+            table::<u32>(p.handle.source_items, world + 1),
+        )
+    };
+    for to in blocks.from_next() {
+        let header = CombineHeader {
+            step: step.step(),
+            ordinal: p.ordinal,
+            prefix: window.end.clamp(source_items[to], source_items[to + 1]) - source_items[to],
+            required: step.required(),
+            first_over: step.first_over(),
+            reserved: [0; 3],
+        };
+        // SAFETY: this rank's header and word in the peer's block; the peer read the last header
+        // before it signalled the dispatch that this combine belongs to.
+        unsafe {
+            let headers = blocks.at(to, g.lane.combine_headers);
+            store(headers + (rank * size_of::<CombineHeader>()) as u64, header);
+            let words = blocks.at(to, g.lane.combine_words);
+            waiter.signal(Rank::from_index(to), words + (rank * size_of::<u32>()) as u64, lane.epoch);
+        }
+    }
+}
+
+fn row_offset(row: u32, row_bytes: usize) -> u64 {
+    (row as usize * row_bytes) as u64
+}

@@ -1,0 +1,260 @@
+//! The sender's half of dispatch: lists for each destination, staged tokens, the signal.
+
+use ep_context::signal::HostWaiter;
+use ep_context::{Fault, FaultKind, Kernel, Phase, Rank};
+use smallvec::SmallVec;
+
+use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use crate::config::MAX_TOP_K;
+use crate::params::{
+    Destination, DispatchHeader, ExpertHomeEntry, Item, LaneState, NONE, Pair, RouteParams,
+    TRANSFER_PULL, WindowState,
+};
+
+/// From expert ids to a list for each destination: one item a token, its pairs in ascending order of
+/// the expert's slot, every pair numbered among those of this sender for the same expert.
+#[derive(Debug)]
+pub(crate) struct Route;
+
+/// One choice of a token.
+#[derive(Clone, Copy)]
+struct Choice {
+    home: ExpertHomeEntry,
+    weight: f32,
+    choice: u32,
+}
+
+type Choices = SmallVec<[Choice; MAX_TOP_K]>;
+
+impl Kernel for Route {
+    type Params = RouteParams;
+    const NAME: &'static str = "route";
+
+    unsafe fn run_on_host(p: &RouteParams) {
+        let g = &p.geometry;
+        // SAFETY (all of the body): the launch vouches for every address in `p`. The lists, staging
+        // area and scratch belong to this rank: peers read them only between this operation's signal
+        // and their combine signal of the same epoch, which this rank acquired before it came here
+        // again. What is written into a peer's block lies in the region of this rank.
+        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        if waiter.fault(Phase::Dispatch).is_some() {
+            return;
+        }
+        // SAFETY: see above.
+        let given = match p.num_tokens_word {
+            0 => p.num_tokens,
+            word => unsafe { load::<u32>(word) },
+        };
+        if given > p.num_tokens {
+            waiter.fail(Fault {
+                phase: Phase::Dispatch,
+                culprit: Rank(g.rank),
+                kind: FaultKind::TooManyTokens,
+            });
+            return;
+        }
+        // SAFETY: see above.
+        let (blocks, step) =
+            unsafe { (LaneBlocks::new(&p.lane, g), StepView::new(p.state)) };
+        // SAFETY: the lane's state is touched only by operations of its own stream.
+        let epoch = unsafe {
+            let lane: &mut LaneState = &mut table_mut(p.lane.state, 1)[0];
+            lane.epoch = lane.epoch.wrapping_add(1);
+            lane.epoch
+        };
+        step.note_dispatch(p.ordinal);
+        let silent = step.is_silent(p.ordinal, p.dependent != 0);
+        let tokens = given as usize;
+        // SAFETY: see above; the tables do not overlap.
+        unsafe {
+            store(p.handle.window, WindowState { tokens: given, ..bytemuck::Zeroable::zeroed() });
+            if silent {
+                table_mut::<u32>(p.handle.fanouts, tokens).fill(0);
+                table_mut::<u32>(p.rank_counts, 2 * g.world as usize).fill(0);
+                table_mut::<u32>(p.expert_counts, (g.world * g.slots) as usize).fill(0);
+            } else {
+                build_lists(p, &blocks, step, tokens);
+                stage(p, &blocks, tokens);
+            }
+            announce(p, &blocks, &waiter, step.step(), epoch);
+        }
+    }
+}
+
+/// The valid choices of a token, by destination and slot, and how many were not: outside the model,
+/// and repeated.
+///
+/// # Safety
+///
+/// As for the kernel.
+unsafe fn choices(p: &RouteParams, homes: &[ExpertHomeEntry], token: usize) -> (Choices, u64, u64) {
+    let top_k = p.geometry.top_k as usize;
+    let (mut valid, mut invalid, mut repeated) = (Choices::new(), 0, 0);
+    for choice in 0..top_k {
+        let at = token * top_k + choice;
+        // SAFETY: `at` is below tokens · top_k, the length of both tables.
+        let (id, weight) = unsafe {
+            let id = match p.id_bytes {
+                8 => load::<i64>(p.topk_ids + 8 * at as u64),
+                _ => i64::from(load::<i32>(p.topk_ids + 4 * at as u64)),
+            };
+            let weight = match p.topk_weights {
+                0 => 1.0,
+                weights => load::<f32>(weights + 4 * at as u64),
+            };
+            (id, weight)
+        };
+        match usize::try_from(id).ok().and_then(|id| homes.get(id)) {
+            None => invalid += u64::from(id != -1),
+            Some(home) => {
+                let same = |c: &Choice| c.home.rank == home.rank && c.home.slot == home.slot;
+                if valid.iter().any(same) {
+                    repeated += 1;
+                } else {
+                    valid.push(Choice { home: *home, weight, choice: choice as u32 });
+                }
+            }
+        }
+    }
+    valid.sort_unstable_by_key(|c| (c.home.rank, c.home.slot));
+    (valid, invalid, repeated)
+}
+
+/// # Safety
+///
+/// As for the kernel.
+unsafe fn build_lists(p: &RouteParams, blocks: &LaneBlocks<'_>, step: StepView, tokens: usize) {
+    let g = &p.geometry;
+    let (world, fanout) = (g.world as usize, g.fanout as usize);
+    // SAFETY: the kernel's contract; the tables do not overlap.
+    let (homes, per_expert, per_rank, fanouts, destinations, items, pairs) = unsafe {
+        (
+            table::<ExpertHomeEntry>(p.homes, g.experts as usize),
+            table_mut::<u32>(p.expert_counts, world * g.slots as usize),
+            table_mut::<[u32; 2]>(p.rank_counts, world),
+            table_mut::<u32>(p.handle.fanouts, tokens),
+            table_mut::<Destination>(p.handle.destinations, tokens * fanout),
+            table_mut::<Item>(blocks.own(g.lane.items), g.max_tokens as usize * fanout),
+            table_mut::<Pair>(blocks.own(g.lane.pairs), (g.max_tokens * g.top_k) as usize),
+        )
+    };
+    per_expert.fill(0);
+    per_rank.fill([0; 2]);
+    let (mut invalid, mut repeated) = (0, 0);
+    for token in 0..tokens {
+        // SAFETY: `token` is below the number of tokens.
+        let (valid, bad, twice) = unsafe { choices(p, homes, token) };
+        (invalid, repeated) = (invalid + bad, repeated + twice);
+        for group in valid.chunk_by(|a, b| a.home.rank == b.home.rank) {
+            let [items, pairs] = &mut per_rank[group[0].home.rank as usize];
+            *items += 1;
+            *pairs += group.len() as u32;
+        }
+    }
+    step.add_bad_ids(invalid, repeated);
+    let bases = exclusive_sums(per_rank);
+    // Counted again from zero while the lists are filled, so that they end as they were.
+    per_rank.fill([0; 2]);
+    for token in 0..tokens {
+        // SAFETY: as above.
+        let (valid, ..) = unsafe { choices(p, homes, token) };
+        let mut reached = 0;
+        for group in valid.chunk_by(|a, b| a.home.rank == b.home.rank) {
+            let rank = group[0].home.rank as usize;
+            let [position, pair_begin] = per_rank[rank];
+            items[(bases[rank][0] + position) as usize] = Item {
+                token: token as u32,
+                slot: (token * fanout + reached) as u32,
+                pair_begin,
+                pairs: group.len() as u32,
+            };
+            destinations[token * fanout + reached] = Destination { rank: rank as u32, position };
+            for (pair, choice) in (bases[rank][1] + pair_begin..).zip(group) {
+                let index = &mut per_expert[rank * g.slots as usize + choice.home.slot as usize];
+                pairs[pair as usize] = Pair {
+                    slot: choice.home.slot,
+                    index: *index,
+                    weight: choice.weight,
+                    choice: choice.choice,
+                };
+                *index += 1;
+            }
+            per_rank[rank] = [position + 1, pair_begin + group.len() as u32];
+            reached += 1;
+        }
+        fanouts[token] = reached as u32;
+        destinations[token * fanout + reached..(token + 1) * fanout]
+            .fill(Destination { rank: NONE, position: NONE });
+    }
+}
+
+fn exclusive_sums(counts: &[[u32; 2]]) -> SmallVec<[[u32; 2]; 16]> {
+    let mut sum = [0; 2];
+    counts
+        .iter()
+        .map(|[items, pairs]| {
+            let before = sum;
+            sum = [sum[0] + items, sum[1] + pairs];
+            before
+        })
+        .collect()
+}
+
+/// Copies the tokens to where peers read them, unless the caller wrote them there.
+///
+/// # Safety
+///
+/// As for the kernel.
+unsafe fn stage(p: &RouteParams, blocks: &LaneBlocks<'_>, tokens: usize) {
+    let staging = blocks.own(p.geometry.lane.staging);
+    if p.tokens != staging {
+        let bytes = tokens * p.geometry.row_bytes as usize;
+        // SAFETY: two areas of at least `bytes` bytes; the caller's tokens lie outside the block.
+        unsafe {
+            table_mut::<u8>(staging, bytes).copy_from_slice(table(p.tokens, bytes));
+        }
+    }
+}
+
+/// Tells every rank, this one included, what is for it.
+///
+/// # Safety
+///
+/// As for the kernel.
+unsafe fn announce(
+    p: &RouteParams,
+    blocks: &LaneBlocks<'_>,
+    waiter: &HostWaiter,
+    step: u32,
+    epoch: u32,
+) {
+    let g = &p.geometry;
+    let (world, slots, rank) = (g.world as usize, g.slots as usize, g.rank as usize);
+    // SAFETY: written by `build_lists` on this thread.
+    let (per_rank, per_expert) = unsafe {
+        (table::<[u32; 2]>(p.rank_counts, world), table::<u32>(p.expert_counts, world * slots))
+    };
+    let bases = exclusive_sums(per_rank);
+    for to in blocks.from_next() {
+        let header = DispatchHeader {
+            step,
+            ordinal: p.ordinal,
+            items: per_rank[to][0],
+            item_base: bases[to][0],
+            pairs: per_rank[to][1],
+            pair_base: bases[to][1],
+            transfer: TRANSFER_PULL,
+            reserved: 0,
+        };
+        // SAFETY: the header and the counts of this rank in the peer's block are read by the peer
+        // between this signal and its combine signal of the same epoch; it is past the last one.
+        unsafe {
+            let headers = blocks.at(to, g.lane.dispatch_headers);
+            store(headers + (rank * size_of::<DispatchHeader>()) as u64, header);
+            let counts = blocks.at(to, g.lane.counts) + (rank * slots * size_of::<u32>()) as u64;
+            table_mut::<u32>(counts, slots).copy_from_slice(&per_expert[to * slots..][..slots]);
+            let words = blocks.at(to, g.lane.dispatch_words);
+            waiter.signal(Rank::from_index(to), words + (rank * size_of::<u32>()) as u64, epoch);
+        }
+    }
+}

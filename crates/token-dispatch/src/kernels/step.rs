@@ -1,0 +1,130 @@
+//! The beginning and the end of a step.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytemuck::Zeroable;
+use ep_context::signal::HostWaiter;
+use ep_context::{Fault, Kernel, Phase};
+
+use super::memory::{load, store, table, table_mut};
+use crate::params::{
+    AbandonParams, NONE, RecordHeader, ResumeParams, StepBeginParams, StepEndParams, StepState,
+};
+
+/// Counts the step and clears what is counted within one.
+#[derive(Debug)]
+pub(crate) struct StepBegin;
+
+impl Kernel for StepBegin {
+    type Params = StepBeginParams;
+    const NAME: &'static str = "step_begin";
+
+    unsafe fn run_on_host(p: &StepBeginParams) {
+        // SAFETY: the launch vouches for every address; nothing else of the step runs yet.
+        unsafe {
+            let before: StepState = load(p.state);
+            store(
+                p.state,
+                StepState {
+                    step: before.step.wrapping_add(1),
+                    held: before.held,
+                    drained: before.held,
+                    first_over: NONE,
+                    capacity: u32::MAX,
+                    ..StepState::zeroed()
+                },
+            );
+            table_mut::<u32>(p.peer_required, p.wait.world as usize).fill(0);
+            table_mut::<u32>(p.required_by_dispatch, p.max_dispatches as usize).fill(0);
+        }
+    }
+}
+
+/// Publishes the record of the step, and holds back later steps after an overflow.
+#[derive(Debug)]
+pub(crate) struct StepEnd;
+
+impl Kernel for StepEnd {
+    type Params = StepEndParams;
+    const NAME: &'static str = "step_end";
+
+    unsafe fn run_on_host(p: &StepEndParams) {
+        let world = p.wait.world as usize;
+        // SAFETY (all of the body): the launch vouches for every address; the rest of the step ran
+        // before. The host reads a record only while its sequence is the one it waits for.
+        let fault = unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Record);
+        // SAFETY: see above.
+        unsafe {
+            let state: &mut StepState = &mut table_mut(p.state, 1)[0];
+            if p.hold != 0 && state.first_over != NONE && state.drained == 0 {
+                state.held = 1;
+            }
+            let kept = state.dispatches.min(p.max_dispatches);
+            let record = p.ring + u64::from(state.step % p.records) * u64::from(p.stride);
+            let sequence = AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(record as usize));
+            // A reader that still looks at the record that was here before sees that it is going.
+            sequence.store(0, Ordering::SeqCst);
+            let header = RecordHeader {
+                sequence: 0,
+                step: state.step,
+                drained: state.drained,
+                first_over: state.first_over,
+                required: state.required,
+                dispatches: state.dispatches,
+                windows: state.windows,
+                capacity: state.capacity,
+                fault: fault.map_or(0, |fault: Fault| fault.to_word()),
+                dropped: state.dropped,
+                delivered: state.delivered,
+                invalid_ids: state.invalid_ids,
+                repeated_ids: state.repeated_ids,
+            };
+            let after_sequence = size_of::<u32>();
+            table_mut::<u8>(
+                record + after_sequence as u64,
+                size_of::<RecordHeader>() - after_sequence,
+            )
+            .copy_from_slice(&bytemuck::bytes_of(&header)[after_sequence..]);
+            let peers = record + size_of::<RecordHeader>() as u64;
+            table_mut::<u32>(peers, world).copy_from_slice(table(p.peer_required, world));
+            let dispatches = peers + (world * size_of::<u32>()) as u64;
+            table_mut::<u32>(dispatches, kept as usize)
+                .copy_from_slice(table(p.required_by_dispatch, kept as usize));
+            sequence.store(state.step.wrapping_add(1), Ordering::Release);
+        }
+    }
+}
+
+/// Lets the steps behind an over-budget one run again.
+#[derive(Debug)]
+pub(crate) struct Resume;
+
+impl Kernel for Resume {
+    type Params = ResumeParams;
+    const NAME: &'static str = "resume";
+
+    unsafe fn run_on_host(p: &ResumeParams) {
+        // SAFETY: the launch vouches for the address; no step runs meanwhile in this stream.
+        unsafe {
+            let state: &mut StepState = &mut table_mut(p.state, 1)[0];
+            state.held = 0;
+        }
+    }
+}
+
+/// Gives the group up in the name of this rank: its host found that it cannot go on.
+#[derive(Debug)]
+pub(crate) struct Abandon;
+
+impl Kernel for Abandon {
+    type Params = AbandonParams;
+    const NAME: &'static str = "abandon";
+
+    unsafe fn run_on_host(p: &AbandonParams) {
+        // SAFETY: the launch vouches for every address.
+        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        if let (None, Some(fault)) = (waiter.fault(Phase::Record), Fault::from_word(p.fault)) {
+            waiter.fail(fault);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The receiver takes the next window and lays its rows out.
+
+use ep_context::{Kernel, Phase};
+use ep_context::signal::HostWaiter;
+
+use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use crate::params::{DispatchHeader, Item, Pair, WindowParams, WindowState};
+
+/// The longest prefix of the items that are left whose rows, each expert's padded to the alignment,
+/// fit the capacity. An item is taken whole or not at all.
+#[derive(Debug)]
+pub(crate) struct Window;
+
+impl Kernel for Window {
+    type Params = WindowParams;
+    const NAME: &'static str = "window";
+
+    unsafe fn run_on_host(p: &WindowParams) {
+        let g = &p.geometry;
+        let local = g.local_experts as usize;
+        // SAFETY (all of the body): the launch vouches for every address in `p`. What peers wrote was
+        // acquired by the count that ran before in this stream, and stays until this rank's combine
+        // signal. The handle belongs to this stream.
+        if unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Dispatch).is_some() {
+            return;
+        }
+        // SAFETY: see above; the tables do not overlap.
+        let (mut window, capacity, taken, tokens_per_expert, offsets) = unsafe {
+            (
+                load::<WindowState>(p.handle.window),
+                load::<u32>(p.capacity).min(p.row_limit),
+                table_mut::<u32>(p.handle.taken, g.slots as usize),
+                table_mut::<i32>(p.handle.tokens_per_expert, local),
+                table_mut::<i32>(p.handle.expert_offsets, local + 1),
+            )
+        };
+        for (taken, before) in taken.iter_mut().zip(tokens_per_expert.iter()) {
+            *taken += before.cast_unsigned();
+        }
+        window.begin = window.end;
+        window.pair_begin += window.window_pairs;
+        window.window_pairs = 0;
+        window.capacity = capacity;
+        let mut counts = vec![0u32; g.slots as usize];
+        if window.silent == 0 {
+            // SAFETY: see above.
+            unsafe { take(p, &mut window, &mut counts) };
+            window.windows += 1;
+        }
+        let mut offset = 0;
+        for (expert, count) in counts[..local].iter().enumerate() {
+            tokens_per_expert[expert] = count.cast_signed();
+            offsets[expert] = offset;
+            offset += count.next_multiple_of(g.alignment).cast_signed();
+        }
+        offsets[local] = offset;
+        // SAFETY: see above.
+        let step = unsafe {
+            store(p.handle.total, offset);
+            store(p.handle.window, window);
+            StepView::new(p.state)
+        };
+        step.note_window(window.windows, capacity);
+        step.add_delivered(u64::from(window.window_pairs));
+        if p.last != 0 {
+            step.add_dropped(u64::from(window.pairs - window.pair_begin - window.window_pairs));
+        }
+    }
+}
+
+/// Moves the window's end over the items that fit, counting the pairs of each expert.
+///
+/// # Safety
+///
+/// As for the kernel.
+unsafe fn take(p: &WindowParams, window: &mut WindowState, counts: &mut [u32]) {
+    let g = &p.geometry;
+    let world = g.world as usize;
+    // SAFETY: the kernel's contract; read only.
+    let (blocks, source_items, headers) = unsafe {
+        let blocks = LaneBlocks::new(&p.lane, g);
+        (
+            blocks,
+            table::<u32>(p.handle.source_items, world + 1),
+            table::<DispatchHeader>(blocks.own(g.lane.dispatch_headers), world),
+        )
+    };
+    let mut rows = 0u32;
+    for source in 0..world {
+        let first = window.end.max(source_items[source]);
+        for item in first..source_items[source + 1] {
+            let header = &headers[source];
+            let at = header.item_base + item - source_items[source];
+            // SAFETY: `at` is below base + count of the sender's list, and the item's pairs lie in
+            // the sender's list too.
+            let pairs = unsafe {
+                let list = blocks.at(source, g.lane.items);
+                let item: Item = load(list + (at as usize * size_of::<Item>()) as u64);
+                let begin = (header.pair_base + item.pair_begin) as usize;
+                let list = blocks.at(source, g.lane.pairs);
+                table::<Pair>(list + (begin * size_of::<Pair>()) as u64, item.pairs as usize)
+            };
+            // An expert's count needs a new block of rows whenever it stands at a multiple of the
+            // alignment; an item names each expert at most once.
+            let blocks_needed = pairs
+                .iter()
+                .filter(|pair| counts[pair.slot as usize].is_multiple_of(g.alignment))
+                .count() as u32;
+            let needed = u64::from(rows) + u64::from(blocks_needed) * u64::from(g.alignment);
+            if needed > u64::from(window.capacity) {
+                return;
+            }
+            rows = needed as u32;
+            for pair in pairs {
+                counts[pair.slot as usize] += 1;
+            }
+            window.window_pairs += pairs.len() as u32;
+            window.end += 1;
+        }
+    }
+}

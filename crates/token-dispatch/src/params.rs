@@ -1,0 +1,504 @@
+//! Structs that ranks and kernels share, byte for byte.
+//!
+//! Each has a twin of the same name in the kernels' headers. Addresses are `u64`, counts `u32`, and
+//! every field stands at a multiple of its size, so that there is no hidden padding.
+
+use bytemuck::{Pod, Zeroable};
+use ep_context::signal::params::WaitParams;
+
+use crate::geometry::Geometry;
+
+/// What a sender tells each rank in a dispatch. Written before the signal word is released.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct DispatchHeader {
+    /// The sender's step.
+    pub step: u32,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Items for this receiver.
+    pub items: u32,
+    /// The first of them in the sender's list.
+    pub item_base: u32,
+    /// Pairs for this receiver.
+    pub pairs: u32,
+    /// The first of them in the sender's list.
+    pub pair_base: u32,
+    /// How rows travel; see [`TRANSFER_PULL`].
+    pub transfer: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The receiver reads rows from the sender's staging area.
+pub const TRANSFER_PULL: u32 = 0;
+
+/// What a rank tells each rank in a combine, or in the closing round of a step.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct CombineHeader {
+    /// The sender's step.
+    pub step: u32,
+    /// The place of the dispatch that is combined among those of the step.
+    pub ordinal: u32,
+    /// How many of the receiver's items, from the first, the sender processed.
+    pub prefix: u32,
+    /// The most rows that a dispatch of this step required of the sender so far.
+    pub required: u32,
+    /// The first dispatch of this step that the sender knows to be over budget; [`NONE`] if none.
+    pub first_over: u32,
+    /// Zero.
+    pub reserved: [u32; 3],
+}
+
+/// No dispatch, no rank, no position.
+pub const NONE: u32 = u32::MAX;
+
+/// One token for one destination.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Item {
+    /// The token: its row in the sender's staging area.
+    pub token: u32,
+    /// The landing slot of the sender that takes the partial sum.
+    pub slot: u32,
+    /// Its first pair, counted from the destination's first.
+    pub pair_begin: u32,
+    /// How many pairs it has.
+    pub pairs: u32,
+}
+
+/// One token for one expert.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Pair {
+    /// The expert's slot on its rank.
+    pub slot: u32,
+    /// How many pairs of the same sender for the same expert come before.
+    pub index: u32,
+    /// The routing weight.
+    pub weight: f32,
+    /// Which of the token's top-k choices this is.
+    pub choice: u32,
+}
+
+/// Where one partial sum of a token comes from.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Destination {
+    /// The rank.
+    pub rank: u32,
+    /// The item's place among the items for that rank.
+    pub position: u32,
+}
+
+/// An item inside the window, as its receiver keeps it.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct WindowItem {
+    /// The rank it came from.
+    pub source: u32,
+    /// The landing slot at that rank.
+    pub slot: u32,
+    /// Its first entry in the list of row references.
+    pub begin: u32,
+    /// How many entries it has.
+    pub rows: u32,
+}
+
+/// A row of an item, and the weight with which it counts.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RowRef {
+    /// The row in the receive buffer.
+    pub row: u32,
+    /// The routing weight.
+    pub weight: f32,
+}
+
+/// A rank and slot for each expert id.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ExpertHomeEntry {
+    /// The rank that holds the expert.
+    pub rank: u32,
+    /// Its slot there.
+    pub slot: u32,
+}
+
+/// A lane's words in private device memory.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct LaneState {
+    /// Counts dispatches on this lane, modulo 2³².
+    pub epoch: u32,
+    /// Counts closing rounds on this lane, modulo 2³².
+    pub acknowledge_epoch: u32,
+}
+
+/// What a rank counts over one step. In private device memory; reset when a step begins.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct StepState {
+    /// Steps begun, modulo 2³².
+    pub step: u32,
+    /// Nonzero: an over-budget step was published and not yet acknowledged by the host.
+    pub held: u32,
+    /// Nonzero: this step is behind such a step and moves nothing.
+    pub drained: u32,
+    /// The first dispatch known to be over budget, on any rank; [`NONE`] if none.
+    pub first_over: u32,
+    /// The most rows that a counted dispatch required here.
+    pub required: u32,
+    /// Dispatches so far.
+    pub dispatches: u32,
+    /// The most windows that a dispatch took.
+    pub windows: u32,
+    /// The fewest rows that a window could hold: the smallest of capacity and row limit.
+    pub capacity: u32,
+    /// Pairs that no window took.
+    pub dropped: u64,
+    /// Pairs that a window took.
+    pub delivered: u64,
+    /// Expert ids outside the model; −1 does not count.
+    pub invalid_ids: u64,
+    /// Expert ids that a token named more than once.
+    pub repeated_ids: u64,
+}
+
+/// The window of a dispatch that its receiver works on. In private device memory.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct WindowState {
+    /// Tokens that this rank sent.
+    pub tokens: u32,
+    /// Items for this rank, over all sources.
+    pub items: u32,
+    /// Pairs for this rank, over all sources.
+    pub pairs: u32,
+    /// Rows that all of them need at once, padding included.
+    pub required: u32,
+    /// Items that earlier windows took.
+    pub begin: u32,
+    /// Items that this window and earlier ones took.
+    pub end: u32,
+    /// Pairs that earlier windows took.
+    pub pair_begin: u32,
+    /// Pairs of this window.
+    pub window_pairs: u32,
+    /// The capacity when the window was taken.
+    pub capacity: u32,
+    /// Windows taken.
+    pub windows: u32,
+    /// Nonzero: this dispatch moves no rows.
+    pub silent: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The addresses of a lane.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct LaneParams {
+    /// A table of the lane's shared block on every rank, as mapped here.
+    pub blocks: u64,
+    /// The lane's [`LaneState`].
+    pub state: u64,
+}
+
+/// The addresses of a handle: the private memory of one dispatch.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct HandleParams {
+    /// For each own token, how many ranks it went to: `[max_tokens]` u32.
+    pub fanouts: u64,
+    /// For each own token, these ranks in ascending order: `[max_tokens, fanout]` [`Destination`].
+    pub destinations: u64,
+    /// The [`WindowState`].
+    pub window: u64,
+    /// First row of each local expert, and the end: `[local_experts + 1]` i32.
+    pub expert_offsets: u64,
+    /// Rows of each local expert, without padding: `[local_experts]` i32.
+    pub tokens_per_expert: u64,
+    /// The end of the last expert's rows: i32.
+    pub total: u64,
+    /// First item of each source: `[ranks + 1]` u32.
+    pub source_items: u64,
+    /// First pair of each source: `[ranks + 1]` u32.
+    pub source_pairs: u64,
+    /// Rows of each expert that come from earlier sources: `[ranks, slots]` u32.
+    pub bases: u64,
+    /// Rows of each expert that earlier windows took: `[slots]` u32.
+    pub taken: u64,
+    /// The items of the window: `[rows]` [`WindowItem`].
+    pub items: u64,
+    /// Their rows: `[rows]` [`RowRef`].
+    pub rows: u64,
+}
+
+/// Parameters of the kernel that begins a step.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct StepBeginParams {
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// A u32 for each rank: what it said that it required.
+    pub peer_required: u64,
+    /// A u32 for each dispatch: what it required here.
+    pub required_by_dispatch: u64,
+    /// How many of them.
+    pub max_dispatches: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the sender's half of dispatch.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RouteParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait and signal.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// `[experts]` [`ExpertHomeEntry`].
+    pub homes: u64,
+    /// `[tokens, top_k]` expert ids.
+    pub topk_ids: u64,
+    /// `[tokens, top_k]` f32 weights; zero: every weight is 1.
+    pub topk_weights: u64,
+    /// `[tokens]` rows.
+    pub tokens: u64,
+    /// A u32 with the number of tokens; zero: `num_tokens` holds.
+    pub num_tokens_word: u64,
+    /// Scratch: `[ranks, slots]` u32.
+    pub expert_counts: u64,
+    /// Scratch: `[ranks, 2]` u32.
+    pub rank_counts: u64,
+    /// The number of tokens, or the most that the word may hold.
+    pub num_tokens: u32,
+    /// Bytes of an expert id: 4 or 8.
+    pub id_bytes: u32,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Nonzero: nothing behind an over-budget dispatch of the step moves rows.
+    pub dependent: u32,
+}
+
+/// Parameters of the kernel that waits for the tokens of all ranks and counts them.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct CountParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// A u32 for each dispatch: what it required here.
+    pub required_by_dispatch: u64,
+    /// The capacity in rows: u32.
+    pub capacity: u64,
+    /// The most rows that what is behind this dispatch was shaped for.
+    pub row_limit: u32,
+    /// How many requirements are kept.
+    pub max_dispatches: u32,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Nonzero: requiring more than the capacity is an overflow.
+    pub budgeted: u32,
+    /// Nonzero: nothing behind an over-budget dispatch of the step counts.
+    pub dependent: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the kernel that takes the next window and lays it out.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct WindowParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to see that the group has failed.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// The capacity in rows: u32.
+    pub capacity: u64,
+    /// The most rows that what is behind this dispatch was shaped for.
+    pub row_limit: u32,
+    /// Nonzero: what this window leaves is dropped.
+    pub last: u32,
+}
+
+/// Parameters of the kernel that brings the rows of the window.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct GatherParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to see that the group has failed.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The receive buffer: `[capacity]` rows.
+    pub rows: u64,
+}
+
+/// Parameters of the expert rank's half of combine.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ReducePushParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to signal.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// Expert outputs: `[capacity]` rows.
+    pub expert_rows: u64,
+    /// The place of the dispatch among those of the step.
+    pub ordinal: u32,
+    /// Nonzero: this was the last window, so tell every rank.
+    pub release: u32,
+}
+
+/// Parameters of the owner's half of combine.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ReduceParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// A u32 for each rank: what it said that it required.
+    pub peer_required: u64,
+    /// `[tokens]` rows.
+    pub output: u64,
+    /// The place of the dispatch among those of the step.
+    pub ordinal: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the closing round of a step that ends in a dispatch.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct AcknowledgeParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// A u32 for each rank: what it said that it required.
+    pub peer_required: u64,
+    /// The number of dispatches in the step.
+    pub ordinal: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the kernel that ends a step and publishes its record.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct StepEndParams {
+    /// How to see that the group has failed.
+    pub wait: WaitParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// A u32 for each rank: what it said that it required.
+    pub peer_required: u64,
+    /// A u32 for each dispatch: what it required here.
+    pub required_by_dispatch: u64,
+    /// The ring of records, in host-mapped memory.
+    pub ring: u64,
+    /// Bytes from one record to the next.
+    pub stride: u32,
+    /// Records in the ring.
+    pub records: u32,
+    /// How many requirements are kept.
+    pub max_dispatches: u32,
+    /// Nonzero: steps behind an over-budget one drain until the host acknowledges it.
+    pub hold: u32,
+}
+
+/// Parameters of the kernel by which the host acknowledges an over-budget step.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ResumeParams {
+    /// The [`StepState`].
+    pub state: u64,
+}
+
+/// The fixed part of a published record. After it come a u32 for each rank (what it required) and a
+/// u32 for each dispatch (what it required here).
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// The step plus one, released last; anything else means that the record is not there.
+    pub sequence: u32,
+    /// The step.
+    pub step: u32,
+    /// Nonzero: the step moved nothing, being behind an unacknowledged over-budget step.
+    pub drained: u32,
+    /// The first over-budget dispatch of the step; [`NONE`] if none.
+    pub first_over: u32,
+    /// The most rows that a counted dispatch required here.
+    pub required: u32,
+    /// Dispatches.
+    pub dispatches: u32,
+    /// The most windows that a dispatch took.
+    pub windows: u32,
+    /// The fewest rows that a window could hold.
+    pub capacity: u32,
+    /// The fault that this rank holds, as a word; zero if none.
+    pub fault: u64,
+    /// Pairs that no window took.
+    pub dropped: u64,
+    /// Pairs that a window took.
+    pub delivered: u64,
+    /// Expert ids outside the model.
+    pub invalid_ids: u64,
+    /// Expert ids named twice.
+    pub repeated_ids: u64,
+}
+
+/// Parameters of the kernel by which the host gives the group up.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct AbandonParams {
+    /// Whom to tell.
+    pub wait: WaitParams,
+    /// The fault, as a word.
+    pub fault: u64,
+}

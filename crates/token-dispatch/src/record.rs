@@ -1,0 +1,218 @@
+//! What a step tells its host: one record in a ring of host-mapped memory.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use ep_context::backend::MappedMemory;
+use ep_context::{Backend, EpContext, Fault, Phase};
+
+use crate::config::DispatchConfig;
+use crate::dispatcher::TokenDispatcher;
+use crate::error::DispatchError;
+use crate::params::{NONE, RecordHeader};
+
+/// What one step did, as its last operation published it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepRecord {
+    /// The step, counted from 1, modulo 2³².
+    pub step: u32,
+    /// The step moved nothing, being behind an over-budget step that was not yet acknowledged.
+    pub drained: bool,
+    /// The first dispatch of the step that was over budget on any rank. The same on every rank.
+    pub first_over: Option<u32>,
+    /// The most rows, padding included, that a counted dispatch required of each rank. The same on
+    /// every rank.
+    pub required: Vec<u32>,
+    /// The rows that each dispatch required of this rank; 0 for one that did not count.
+    pub required_by_dispatch: Vec<u32>,
+    /// The fewest rows that a window could hold on this rank.
+    pub capacity: u32,
+    /// The most windows that a dispatch took on this rank.
+    pub windows: u32,
+    /// Pairs (token, expert) that reached this rank's experts.
+    pub delivered: u64,
+    /// Pairs that did not, for lack of rows on this rank.
+    pub dropped: u64,
+    /// Expert ids of this rank's tokens that the model does not have; they count as none.
+    pub invalid_ids: u64,
+    /// Expert ids that a token of this rank named more than once; the first counts.
+    pub repeated_ids: u64,
+}
+
+impl StepRecord {
+    /// Whether any rank was sent more rows than it had.
+    pub fn overflowed(&self) -> bool {
+        self.first_over.is_some()
+    }
+
+    /// The most rows that any rank required.
+    pub fn peak(&self) -> u32 {
+        self.required.iter().copied().max().unwrap_or(0)
+    }
+}
+
+/// The ring itself.
+pub(crate) struct RecordRing<B: Backend> {
+    memory: B::Mapped,
+    stride: usize,
+}
+
+impl<B: Backend> RecordRing<B> {
+    pub(crate) fn new(
+        context: &EpContext<B>,
+        config: &DispatchConfig,
+    ) -> Result<Self, DispatchError> {
+        let words = context.world() + config.max_dispatches;
+        let stride = (size_of::<RecordHeader>() + words * size_of::<u32>()).next_multiple_of(64);
+        let memory = context.backend().allocate_mapped(stride * config.record_ring)?;
+        Ok(Self { memory, stride })
+    }
+
+    pub(crate) fn memory(&self) -> &B::Mapped {
+        &self.memory
+    }
+
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+}
+
+/// Reads the records of a dispatcher. Reading makes no call to the device.
+pub struct Records<'d, B: Backend> {
+    dispatcher: &'d TokenDispatcher<B>,
+}
+
+impl<'d, B: Backend> Records<'d, B> {
+    pub(crate) fn new(dispatcher: &'d TokenDispatcher<B>) -> Self {
+        Self { dispatcher }
+    }
+
+    /// The record of `step`, or `None` if it is not published yet.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Fault`] if the group failed before or in that step,
+    /// [`DispatchError::RecordLost`] if a later step has taken its place.
+    pub fn poll(&self, step: u32) -> Result<Option<StepRecord>, DispatchError> {
+        let inner = &self.dispatcher.inner;
+        let (config, ring) = (&inner.config, &inner.shared.ring);
+        let slot = step as usize % config.record_ring;
+        // SAFETY: the slot lies inside the ring, which lives as long as the dispatcher.
+        let record = unsafe { ring.memory.host_address().add(slot * ring.stride) };
+        // SAFETY: records are aligned to 64 bytes, and their first word is only accessed atomically.
+        let sequence = unsafe { AtomicU32::from_ptr(record.cast()) };
+        let wanted = step.wrapping_add(1);
+        let found = sequence.load(Ordering::Acquire);
+        if found != wanted {
+            // Sequences of one slot rise by the length of the ring: a later one has passed ours.
+            let ahead = found.wrapping_sub(wanted);
+            if found != 0 && ahead < u32::MAX / 2 {
+                return Err(self.lost(step, found));
+            }
+            return Ok(None);
+        }
+        let words = (ring.stride - size_of::<RecordHeader>()) / size_of::<u32>();
+        let mut tail = vec![0u32; words];
+        // SAFETY: header and tail lie inside the slot. The device may start to overwrite it: it then
+        // clears the sequence first, which is looked at again below, and what was read is discarded.
+        let header = unsafe {
+            let source: *const u32 = record.add(size_of::<RecordHeader>()).cast();
+            for (at, word) in tail.iter_mut().enumerate() {
+                *word = source.add(at).read_volatile();
+            }
+            record.cast::<RecordHeader>().read_volatile()
+        };
+        fence(Ordering::Acquire);
+        let after = sequence.load(Ordering::Relaxed);
+        if after != wanted {
+            return Err(self.lost(step, after));
+        }
+        if let Some(fault) = Fault::from_word(header.fault) {
+            return Err(fault.into());
+        }
+        let world = inner.context.world();
+        let kept = (header.dispatches as usize).min(config.max_dispatches);
+        Ok(Some(StepRecord {
+            step: header.step,
+            drained: header.drained != 0,
+            first_over: (header.first_over != NONE).then_some(header.first_over),
+            required: tail[..world].to_vec(),
+            required_by_dispatch: tail[world..world + kept].to_vec(),
+            capacity: header.capacity,
+            windows: header.windows,
+            delivered: header.delivered,
+            dropped: header.dropped,
+            invalid_ids: header.invalid_ids,
+            repeated_ids: header.repeated_ids,
+        }))
+    }
+
+    /// The record of `step`, polling until it is published or the deadline of
+    /// [`Phase::Record`] has passed. Sleeps between looks; makes no call to the device.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Records::poll`], and [`DispatchError::RecordTimeout`].
+    pub fn wait(&self, step: u32) -> Result<StepRecord, DispatchError> {
+        let context = &self.dispatcher.inner.context;
+        let deadline = context.deadlines().of(Phase::Record);
+        let start = Instant::now();
+        let mut pause = Pause::new();
+        loop {
+            if let Some(record) = self.poll(step)? {
+                return Ok(record);
+            }
+            let waited = start.elapsed();
+            if waited > deadline {
+                return Err(match context.fault() {
+                    Some(fault) => fault.into(),
+                    None => DispatchError::RecordTimeout { rank: context.rank(), step, waited },
+                });
+            }
+            pause.next();
+        }
+    }
+
+    fn lost(&self, step: u32, sequence: u32) -> DispatchError {
+        DispatchError::RecordLost {
+            rank: self.dispatcher.rank(),
+            step,
+            found: sequence.wrapping_sub(1),
+            ring: self.dispatcher.inner.config.record_ring,
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Records<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records").field("dispatcher", self.dispatcher).finish()
+    }
+}
+
+/// First looks again at once, then sleeps longer and longer: a clean step takes microseconds on a
+/// device and milliseconds on a host that shares its cores with many ranks.
+struct Pause {
+    looks: u32,
+}
+
+impl Pause {
+    const SPINS: u32 = 64;
+    const SHORTEST: Duration = Duration::from_micros(20);
+    const LONGEST: Duration = Duration::from_millis(1);
+
+    fn new() -> Self {
+        Self { looks: 0 }
+    }
+
+    fn next(&mut self) {
+        self.looks = self.looks.saturating_add(1);
+        match self.looks.checked_sub(Self::SPINS) {
+            None | Some(0) => std::hint::spin_loop(),
+            Some(sleeps) => {
+                let doubled = Self::SHORTEST.saturating_mul(1 << (sleeps / 8).min(10));
+                std::thread::sleep(doubled.min(Self::LONGEST));
+            }
+        }
+    }
+}

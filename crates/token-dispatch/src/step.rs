@@ -1,0 +1,268 @@
+//! One step on a queue: from its beginning to its published record.
+
+use std::fmt;
+
+use ep_context::{Backend, LaunchShape, Queue, RowSet, RowShape};
+use smallvec::SmallVec;
+
+use crate::dispatcher::TokenDispatcher;
+use crate::error::DispatchError;
+use crate::kernels;
+use crate::lane::Lane;
+use crate::params::AcknowledgeParams;
+
+/// How a step receives rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StepMode {
+    /// One window within the present capacity. Nothing is waited for by the host; what does not fit
+    /// is left out and counted.
+    Static,
+    /// One window of exactly the rows that are required: the host waits for the count in every
+    /// dispatch, and grows the row set when it is too small, up to `max_rows`.
+    Eager {
+        /// The most rows that may be held.
+        max_rows: u32,
+    },
+}
+
+/// For how many rows a recorded step is shaped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowShaping {
+    /// For the capacity when recorded: growth makes the recording stale.
+    Capacity,
+    /// For every row that the set can ever hold, counted on the device: growth changes nothing. Sound
+    /// only if everything that the caller does with rows covers so many too.
+    DeviceCounted,
+}
+
+/// How a step is to run.
+#[derive(Clone, Copy, Debug)]
+pub struct StepOptions {
+    pub(crate) mode: StepMode,
+    pub(crate) shaping: RowShaping,
+    pub(crate) hold: bool,
+}
+
+impl StepOptions {
+    /// A static step, shaped by capacity, that holds nothing back.
+    pub fn new() -> Self {
+        Self { mode: StepMode::Static, shaping: RowShaping::Capacity, hold: false }
+    }
+
+    /// How rows are received.
+    #[must_use]
+    pub fn mode(mut self, mode: StepMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// For how many rows a recording is shaped.
+    #[must_use]
+    pub fn shaping(mut self, shaping: RowShaping) -> Self {
+        self.shaping = shaping;
+        self
+    }
+
+    /// Whether steps behind an over-budget one drain, moving nothing on any rank, until
+    /// [`TokenDispatcher::resume`]: so that it can be replayed before them.
+    #[must_use]
+    pub fn hold_on_overflow(mut self, hold: bool) -> Self {
+        self.hold = hold;
+        self
+    }
+}
+
+impl Default for StepOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A step that is being queued or recorded. [`Step::finish`] ends it; merely dropped, it leaves a
+/// queue without the end of the step, which is for failures only.
+pub struct Step<'a, B: Backend> {
+    dispatcher: TokenDispatcher<B>,
+    queue: Queue<'a, B>,
+    options: StepOptions,
+    ordinal: u32,
+    open: SmallVec<[OpenPair<B>; 2]>,
+    shapes: SmallVec<[(RowSet<B>, RowShape); 2]>,
+    number: Option<u32>,
+}
+
+/// A dispatch whose combine has not come yet.
+pub(crate) struct OpenPair<B: Backend> {
+    pub(crate) lane: Lane<B>,
+    pub(crate) handle: u64,
+    pub(crate) ordinal: u32,
+}
+
+/// What a finished step used.
+#[derive(Debug)]
+pub struct StepSummary<B: Backend> {
+    /// The step's number, for its record; `None` if it was recorded rather than run.
+    pub number: Option<u32>,
+    /// Dispatches in the step.
+    pub dispatches: u32,
+    /// The row sets that it receives into, as they were shaped for it.
+    pub shapes: SmallVec<[(RowSet<B>, RowShape); 2]>,
+    /// How it was to run.
+    pub options: StepOptions,
+}
+
+impl<'a, B: Backend> Step<'a, B> {
+    /// Begins a step on `queue`. A queue that records gets every operation of the step recorded.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Order`] for an eager step on a queue that records: it needs the host in every
+    /// dispatch.
+    pub fn begin(
+        dispatcher: &TokenDispatcher<B>,
+        queue: Queue<'a, B>,
+        options: StepOptions,
+    ) -> Result<Self, DispatchError> {
+        let recording = queue.is_recording();
+        if recording && matches!(options.mode, StepMode::Eager { .. }) {
+            return Err(DispatchError::Order {
+                operation: "eager step",
+                rank: dispatcher.rank(),
+                reason: "the host looks at every dispatch, which a recording cannot hold; record a \
+                         static step"
+                    .to_owned(),
+            });
+        }
+        dispatcher.launch_begin(&queue)?;
+        let number = (!recording).then(|| dispatcher.count_step());
+        Ok(Self {
+            dispatcher: dispatcher.clone(),
+            queue,
+            options,
+            ordinal: 0,
+            open: SmallVec::new(),
+            shapes: SmallVec::new(),
+            number,
+        })
+    }
+
+    /// Where operations of the caller's own go, between those of the step.
+    pub fn queue(&self) -> &Queue<'a, B> {
+        &self.queue
+    }
+
+    /// The dispatcher.
+    pub fn dispatcher(&self) -> &TokenDispatcher<B> {
+        &self.dispatcher
+    }
+
+    /// How the step runs.
+    pub fn options(&self) -> &StepOptions {
+        &self.options
+    }
+
+    /// The rows for which what the caller does with `rows` has to be shaped in this step.
+    pub fn row_limit(&self, rows: &RowSet<B>) -> u32 {
+        match (self.queue.is_recording(), self.options.shaping) {
+            (true, RowShaping::DeviceCounted) => rows.max_rows(),
+            (true, RowShaping::Capacity) => rows.recording_shape().rows,
+            (false, _) => rows.capacity(),
+        }
+    }
+
+    /// Ends the step: closes lanes that a dispatch left open, with one more round of signals, and
+    /// publishes the record.
+    ///
+    /// # Errors
+    ///
+    /// What the backend reports.
+    pub fn finish(mut self) -> Result<StepSummary<B>, DispatchError> {
+        for pair in std::mem::take(&mut self.open) {
+            self.acknowledge(&pair.lane)?;
+        }
+        self.dispatcher.launch_end(&self.queue, self.options.hold)?;
+        Ok(StepSummary {
+            number: self.number,
+            dispatches: self.ordinal,
+            shapes: std::mem::take(&mut self.shapes),
+            options: self.options,
+        })
+    }
+
+    fn acknowledge(&self, lane: &Lane<B>) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher.inner;
+        let params = AcknowledgeParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher.wait_params(),
+            lane: lane.params(),
+            state: inner.shared.state.address(),
+            peer_required: inner.shared.peer_required.address(),
+            ordinal: self.ordinal,
+            reserved: 0,
+        };
+        let mut retained = self.dispatcher.retained();
+        retained.extend(lane.retained());
+        // SAFETY: every address lies in what is retained; the lane is this step's.
+        Ok(unsafe {
+            self.queue.launch::<kernels::Acknowledge>(
+                &inner.kernels.acknowledge,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[],
+                &retained,
+            )
+        }?)
+    }
+
+    /// Takes the next place in the step for a dispatch.
+    pub(crate) fn open(
+        &mut self,
+        lane: &Lane<B>,
+        handle: u64,
+        rows: &RowSet<B>,
+    ) -> Result<u32, DispatchError> {
+        if self.open.iter().any(|pair| pair.lane.index() == lane.index()) {
+            return Err(DispatchError::Order {
+                operation: "dispatch",
+                rank: self.dispatcher.rank(),
+                reason: format!(
+                    "lane {} still has a dispatch without its combine; combine first, or configure \
+                     another lane",
+                    lane.index()
+                ),
+            });
+        }
+        let ordinal = self.ordinal;
+        self.ordinal += 1;
+        self.open.push(OpenPair { lane: lane.clone(), handle, ordinal });
+        if !self.shapes.iter().any(|(set, _)| set.id() == rows.id()) {
+            self.shapes.push((rows.clone(), rows.recording_shape()));
+        }
+        Ok(ordinal)
+    }
+
+    /// The place of the dispatch that `handle` was filled by on `lane`, which its combine closes.
+    pub(crate) fn close(&mut self, lane: &Lane<B>, handle: u64) -> Result<u32, DispatchError> {
+        let at = self
+            .open
+            .iter()
+            .position(|pair| pair.lane.index() == lane.index() && pair.handle == handle);
+        match at {
+            Some(at) => Ok(self.open.remove(at).ordinal),
+            None => Err(DispatchError::Order {
+                operation: "combine",
+                rank: self.dispatcher.rank(),
+                reason: format!("no dispatch into this handle is open on lane {}", lane.index()),
+            }),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Step<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Step")
+            .field("queue", &self.queue)
+            .field("options", &self.options)
+            .field("dispatches", &self.ordinal)
+            .finish_non_exhaustive()
+    }
+}

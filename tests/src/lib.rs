@@ -1,0 +1,1 @@
+//! Conformance and integration tests of GraphEP.
