@@ -58,10 +58,9 @@ impl MemoryAccount {
     /// [`BackendError::OutOfMemory`] if the limit would be exceeded; nothing is counted then.
     pub fn charge(&self, what: &str, bytes: u64) -> Result<Charge, BackendError> {
         let limit = self.inner.limit.load(Ordering::Relaxed);
-        let counted =
-            self.inner.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                used.checked_add(bytes).filter(|total| *total <= limit)
-            });
+        let counted = self.inner.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|total| *total <= limit)
+        });
         match counted {
             Ok(before) => {
                 self.inner.peak.fetch_max(before + bytes, Ordering::Relaxed);

@@ -25,6 +25,8 @@ pub type Retained = Arc<dyn Any + Send + Sync>;
 pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// `host` or `cuda`, as the program's `--backend` names it.
     const NAME: &'static str;
+    /// Whether threads of this process may touch device memory at its device address.
+    const HOST_REACHES_DEVICE_MEMORY: bool;
 
     /// An ordered queue of work; a clone is the same queue.
     type Stream: Clone + Debug + Send + Sync + 'static;

@@ -76,8 +76,11 @@ pub struct DeviceSlice<'a, B: Backend> {
     address: u64,
     bytes: usize,
     owner: Option<Retained>,
-    _lifetime: PhantomData<(&'a (), fn() -> B)>,
+    _lifetime: PhantomData<Brand<'a, B>>,
 }
+
+/// A slice lives for `'a` and belongs to a device of `B`, but holds neither.
+type Brand<'a, B> = (&'a (), fn() -> B);
 
 impl<'a, B: Backend> DeviceSlice<'a, B> {
     /// A range of memory that the caller owns, borrowed from `_owner`: whatever frees the memory

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::account::MemoryAccount;
 use crate::backend::{Backend, BackendError, MappedMemory, Memory, Retained};
@@ -12,8 +11,8 @@ use crate::error::ContextError;
 use crate::fault::{Fault, Phase};
 use crate::rank::Rank;
 use crate::rendezvous::{self, Rendezvous};
-use crate::signal::params::{AttentionBlock, ControlBlock, WaitParams};
 use crate::signal::HostControl;
+use crate::signal::params::{AttentionBlock, ControlBlock, WaitParams};
 use crate::symmetric::SymmetricBlock;
 
 /// One rank's membership of an expert-parallel group: its device, its peers, and the words by which
@@ -36,8 +35,7 @@ struct Inner<B: Backend> {
 /// What every kernel that waits needs to stay mapped.
 struct SignalMemory<B: Backend> {
     control: B::Mapped,
-    /// Mapped for the kernels, which find it by the table.
-    _attention: SymmetricBlock<B>,
+    attention: SymmetricBlock<B>,
     table: Buffer<B>,
 }
 
@@ -94,15 +92,18 @@ impl<B: Backend> EpContextBuilder<B> {
             deadline,
         )?;
         let local = local_signals(&backend, &account, &deadlines, &attention);
-        let (control, table) = all_or_none(rendezvous.as_ref(), "signal memory", local, deadline)?;
-        let signals = Arc::new(SignalMemory { control, _attention: attention, table });
+        let (control, table) =
+            rendezvous::all_or_none(rendezvous.as_ref(), "signal memory", local, deadline)?;
+        let signals = Arc::new(SignalMemory { control, attention, table });
         tracing::debug!(
             rank = rendezvous.rank().0,
             world = rendezvous.world(),
             backend = B::NAME,
             "joined the group"
         );
-        Ok(EpContext { inner: Arc::new(Inner { backend, rendezvous, account, deadlines, signals }) })
+        Ok(EpContext {
+            inner: Arc::new(Inner { backend, rendezvous, account, deadlines, signals }),
+        })
     }
 }
 
@@ -127,35 +128,6 @@ fn local_signals<B: Backend>(
     unsafe { backend.upload(&stream, table.address(), bytes, &[]) }?;
     backend.synchronize(&stream)?;
     Ok((control, table))
-}
-
-/// Turns the failure of any rank into the failure of all: what one rank holds is given up when
-/// another could not get it.
-///
-/// # Errors
-///
-/// The local error where there is one; elsewhere [`ContextError::Peer`] with the first rank that
-/// failed and its words.
-pub fn all_or_none<T>(
-    rendezvous: &dyn Rendezvous,
-    purpose: &str,
-    local: Result<T, ContextError>,
-    deadline: Duration,
-) -> Result<T, ContextError> {
-    let word = match &local {
-        Ok(_) => String::new(),
-        Err(error) => error.describe(),
-    };
-    let words = rendezvous.all_gather(purpose, word.as_bytes(), deadline)?;
-    let value = local?;
-    match words.iter().position(|word| !word.is_empty()) {
-        None => Ok(value),
-        Some(failed) => Err(ContextError::Peer {
-            rank: Rank::from_index(failed),
-            purpose: purpose.to_owned(),
-            reason: String::from_utf8_lossy(&words[failed]).into_owned(),
-        }),
-    }
 }
 
 impl<B: Backend> EpContext<B> {
@@ -224,7 +196,11 @@ impl<B: Backend> EpContext<B> {
     /// # Errors
     ///
     /// The same on every rank when one cannot allocate, asks for another size, or is missing.
-    pub fn share(&self, label: &'static str, bytes: usize) -> Result<SymmetricBlock<B>, ContextError> {
+    pub fn share(
+        &self,
+        label: &'static str,
+        bytes: usize,
+    ) -> Result<SymmetricBlock<B>, ContextError> {
         Ok(SymmetricBlock::allocate(
             &self.inner.backend,
             self.rendezvous(),
@@ -293,7 +269,14 @@ impl<B: Backend> EpContext<B> {
 impl<B: Backend> SignalMemory<B> {
     fn host_control(&self) -> HostControl<'_> {
         // SAFETY: the block is mapped for as long as `self`, and was zeroed, a valid ControlBlock.
-        unsafe { HostControl::from_address(self.control.host_address() as u64) }
+        let control = unsafe { HostControl::from_address(self.control.host_address() as u64) };
+        if !B::HOST_REACHES_DEVICE_MEMORY {
+            // Waits look at the control block again soon enough.
+            return control;
+        }
+        // SAFETY: host threads reach the attention block, which is mapped for as long as `self` and
+        // was zeroed, a valid AttentionBlock.
+        unsafe { control.ringing(self.attention.own_address()) }
     }
 }
 

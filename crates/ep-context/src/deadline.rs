@@ -56,7 +56,8 @@ mod tests {
 
     #[test]
     fn deadlines_are_whole_milliseconds_within_a_word() {
-        let deadlines = Deadlines::all(Duration::from_micros(1)).with(Phase::Combine, Duration::MAX);
+        let deadlines =
+            Deadlines::all(Duration::from_micros(1)).with(Phase::Combine, Duration::MAX);
         assert_eq!(deadlines.of(Phase::Setup), Duration::from_millis(1));
         assert_eq!(deadlines.milliseconds()[Phase::Combine.index()], u32::MAX);
         assert_eq!(deadlines.milliseconds()[Phase::Dispatch.index()], 1);

@@ -4,7 +4,6 @@ use std::error::Error;
 
 use crate::backend::BackendError;
 use crate::fault::Fault;
-use crate::rank::Rank;
 use crate::rendezvous::RendezvousError;
 use crate::symmetric::SymmetricError;
 
@@ -21,26 +20,9 @@ pub enum ContextError {
     /// Memory could not be shared between the ranks.
     #[error(transparent)]
     Symmetric(#[from] SymmetricError),
-    /// Another rank could not do its part of a collective operation, so none did.
-    #[error("{rank} could not complete {purpose}: {reason}")]
-    Peer {
-        /// The rank that failed.
-        rank: Rank,
-        /// What was being done.
-        purpose: String,
-        /// Its own words.
-        reason: String,
-    },
     /// A step failed on the device of some rank.
     #[error("the group has failed: {0}")]
     Fault(#[from] Fault),
-}
-
-impl ContextError {
-    /// The error and its causes in one line, to be told to other ranks.
-    pub fn describe(&self) -> String {
-        chain(self)
-    }
 }
 
 /// An error and its causes in one line.

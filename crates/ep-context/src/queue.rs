@@ -145,11 +145,7 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// [`BackendError::Invalid`] if `from` is shorter than `into`, [`BackendError::Recording`] while
     /// recording, and the failure of earlier work.
-    pub fn download(
-        &self,
-        from: &DeviceSlice<'a, B>,
-        into: &mut [u8],
-    ) -> Result<(), BackendError> {
+    pub fn download(&self, from: &DeviceSlice<'a, B>, into: &mut [u8]) -> Result<(), BackendError> {
         if from.bytes() < into.len() {
             return Err(BackendError::Invalid {
                 what: "length of a download in bytes",

@@ -130,11 +130,7 @@ impl<B: Backend> RowSet<B> {
     ///
     /// [`BackendError::OutOfMemory`]; [`BackendError::Recording`] while a growth is planned. The set
     /// is then as before.
-    pub fn add(
-        &self,
-        label: &'static str,
-        row_bytes: usize,
-    ) -> Result<RowBuffer<B>, BackendError> {
+    pub fn add(&self, label: &'static str, row_bytes: usize) -> Result<RowBuffer<B>, BackendError> {
         let mut state = self.lock();
         if state.planned.is_some() {
             return Err(BackendError::Recording {
@@ -142,11 +138,13 @@ impl<B: Backend> RowSet<B> {
                 reason: format!("a growth of {} is planned", self.inner.label),
             });
         }
-        let memory = self.inner.backend.reserve(bytes_of(row_bytes, self.inner.max_rows, label)?)?;
+        let memory =
+            self.inner.backend.reserve(bytes_of(row_bytes, self.inner.max_rows, label)?)?;
         let bytes = bytes_of(row_bytes, state.capacity, label)?;
         let charge = self.inner.account.charge(label, bytes as u64)?;
         memory.grow(bytes)?;
-        let column = Arc::new(Column { memory, label, row_bytes, charge, views: AtomicUsize::new(0) });
+        let column =
+            Arc::new(Column { memory, label, row_bytes, charge, views: AtomicUsize::new(0) });
         state.columns.push(column.clone());
         Ok(RowBuffer { column, set: self.inner.id, max_rows: self.inner.max_rows })
     }
@@ -170,9 +168,7 @@ impl<B: Backend> RowSet<B> {
     /// The shape for which to record: the planned one while a growth is planned.
     pub fn recording_shape(&self) -> RowShape {
         let state = self.lock();
-        state
-            .planned
-            .unwrap_or(RowShape { rows: state.capacity, generation: state.generation })
+        state.planned.unwrap_or(RowShape { rows: state.capacity, generation: state.generation })
     }
 
     /// A number that tells this set from every other of the process.
@@ -203,7 +199,10 @@ impl<B: Backend> RowSet<B> {
             return Err(BackendError::Invalid {
                 what: "capacity in rows",
                 value: u64::from(rows),
-                limit: format!("the {} rows that {} can hold", self.inner.max_rows, self.inner.label),
+                limit: format!(
+                    "the {} rows that {} can hold",
+                    self.inner.max_rows, self.inner.label
+                ),
             });
         }
         if state.planned.is_some() {

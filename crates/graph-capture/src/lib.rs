@@ -1,1 +1,12 @@
-//! Recording an MoE step into a graph and replaying it: ownership, row limits, generations.
+//! Recording an MoE step into a graph and replaying it.
+//!
+//! A step is recorded by a closure ([`StepGraph::record`]): whatever it queues on the step's stream
+//! becomes part of the graph, dispatches and combines of all layers as well as the caller's own
+//! kernels. The graph owns what it captured, knows the receive capacity that its shapes were fixed
+//! for, and refuses to be replayed once that has changed.
+
+mod error;
+mod graph;
+
+pub use error::{BodyError, CaptureError};
+pub use graph::StepGraph;

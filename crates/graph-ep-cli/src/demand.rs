@@ -1,16 +1,18 @@
 //! What routing asks of each rank, computed from the routing alone.
 //!
-//! The engine finds the same numbers on its ranks while it runs. Computing them here as well, from their definition and
-//! in the plainest way, gives the run something to be held against, and says beforehand what a capacity amounts to.
+//! The engine finds the same numbers on its ranks while it runs. Computing them here as well, from
+//! their definition and in the plainest way, gives the run something to be held against, and says
+//! beforehand what a capacity amounts to.
 //!
-//! A *row* is one token at one expert. A rank's receive buffer groups its rows by expert, and each expert's rows are
-//! rounded up to the alignment.
+//! A *row* is one token at one expert. A rank's receive buffer groups its rows by expert, and each
+//! expert's rows are rounded up to the alignment.
 
 use std::ops::Range;
 
 use crate::routing::Routing;
 
-/// The part of `[0, total)` that falls to `part` of `parts`: `[part·total/parts, (part+1)·total/parts)`, floor division.
+/// The part of `[0, total)` that falls to `part` of `parts`: `[part·total/parts,
+/// (part+1)·total/parts)`, floor division.
 ///
 /// Tokens and experts are both divided so. `parts` must not be zero.
 pub fn even_range(total: usize, parts: usize, part: usize) -> Range<usize> {
@@ -19,8 +21,8 @@ pub fn even_range(total: usize, parts: usize, part: usize) -> Range<usize> {
     at(part)..at(part + 1)
 }
 
-/// Rows of every rank's receive buffer at the start: `ceil(factor · (max_tokens · top_k))` in f64, rounded up to
-/// `alignment`, not clamped. `None` if that is beyond what can be addressed.
+/// Rows of every rank's receive buffer at the start: `ceil(factor · (max_tokens · top_k))` in f64,
+/// rounded up to `alignment`, not clamped. `None` if that is beyond what can be addressed.
 pub fn initial_capacity_rows(
     factor: f64,
     max_tokens: usize,
@@ -37,8 +39,9 @@ pub fn initial_capacity_rows(
 
 /// The most rows that any routing of `tokens` tokens can require of a rank, padding included.
 ///
-/// The maximum over ranks of `floor((M + min(E_r, M)·(a − 1)) / a)·a`, where the rank holds `E_r` experts and can be
-/// sent `M = tokens·min(top_k, E_r)` rows. `None` if that is beyond what can be addressed.
+/// The maximum over ranks of `floor((M + min(E_r, M)·(a − 1)) / a)·a`, where the rank holds `E_r`
+/// experts and can be sent `M = tokens·min(top_k, E_r)` rows. `None` if that is beyond what can be
+/// addressed.
 pub fn worst_case_rows(
     tokens: usize,
     ranks: usize,
@@ -56,7 +59,8 @@ pub fn worst_case_rows(
     Some(worst)
 }
 
-/// Padded rows that each step requires of each rank: `[steps][ranks]`, the maximum over all layers of the step.
+/// Padded rows that each step requires of each rank: `[steps][ranks]`, the maximum over all layers
+/// of the step.
 ///
 /// `ranks` is at least one and at most the number of experts, `alignment` at least one.
 pub fn required_rows(routing: &Routing, ranks: usize, alignment: usize) -> Vec<Vec<usize>> {
@@ -107,7 +111,8 @@ mod tests {
 
     #[test]
     fn the_worst_case_is_as_defined() {
-        // 512 tokens, 8 of 64 experts on each of 8 ranks: M = 4096, and 8 experts waste at most 15 rows each.
+        // 512 tokens, 8 of 64 experts on each of 8 ranks: M = 4096, and 8 experts waste at most 15
+        // rows each.
         assert_eq!(worst_case_rows(512, 8, 64, 8, 16), Some((4096 + 8 * 15) / 16 * 16));
         // Without alignment there is no padding.
         assert_eq!(worst_case_rows(512, 8, 64, 8, 1), Some(4096));
@@ -121,7 +126,9 @@ mod tests {
         fn no_routing_requires_more_than_the_worst_case(
             ranks in 1_usize..6,
             alignment in prop::sample::select(vec![1_usize, 2, 16]),
-            choices in prop::collection::vec(prop::sample::subsequence((0..7).collect::<Vec<i32>>(), 3), 1..30),
+            choices in prop::collection::vec(
+                prop::sample::subsequence(vec![0, 1, 2, 3, 4, 5, 6], 3), 1..30,
+            ),
         ) {
             let tokens = choices.len();
             let routing = Routing::new(RoutingParts {

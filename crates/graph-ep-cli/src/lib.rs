@@ -1,13 +1,15 @@
 //! The program `graph-ep`, as a library of its parts.
 //!
-//! The program replays router decisions over the ranks of an expert-parallel group and shows what happened. Its parts
-//! fall into three groups, none of which knows the engine:
+//! The program replays router decisions over the ranks of an expert-parallel group and shows what
+//! happened. Its parts fall into three groups, none of which knows the engine:
 //!
-//! - **input**: [`routing`] is what every source of decisions is turned into; [`trace`] reads recorded ones,
-//!   [`workload`] makes up others, and [`demand`] computes from them what the engine will have to provide;
+//! - **input**: [`routing`] is what every source of decisions is turned into; [`trace`] reads
+//!   recorded ones, [`workload`] makes up others, and [`demand`] computes from them what the engine
+//!   will have to provide;
 //! - **command line**: [`args`] and [`verdict`], the exit codes;
-//! - **output**: [`report`] is the whole of what a run has to say; [`table`] and [`plot`] draw from it alone, and
-//!   [`progress`] is what a person sees while the run lasts. [`output`] writes files so that no half of one is seen.
+//! - **output**: [`report`] is the whole of what a run has to say; [`table`] and [`plot`] draw from
+//!   it alone, and [`progress`] is what a person sees while the run lasts. [`output`] writes files
+//!   so that no half of one is seen.
 //!
 //! [`run`] joins them.
 

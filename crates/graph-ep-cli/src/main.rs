@@ -1,8 +1,8 @@
-//! The program `graph-ep`: parses the command line, sets up tracing, and turns how the run ended into
-//! an exit code.
+//! The program `graph-ep`: parses the command line, sets up tracing, and turns how the run ended
+//! into an exit code.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -31,7 +31,11 @@ fn trace_to_stderr(verbose: u8) {
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
 }
 
 /// The error and what caused it, in one line on stderr.

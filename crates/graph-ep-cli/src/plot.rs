@@ -161,6 +161,4 @@ fn heading<DB: DrawingBackend>(
 }
 
 #[cfg(test)]
-mod preview;
-#[cfg(test)]
 mod tests;

@@ -1,8 +1,9 @@
 //! Router decisions of a run: which experts each token chose, in every step and layer.
 //!
-//! Recorded traces and made-up workloads both become a [`Routing`], and a `Routing` is checked when it is built. What
-//! holds of it is therefore true of everything that reads one: every id is −1 or below `experts`, no token names an
-//! expert twice, every weight is finite, and no dimension is zero.
+//! Recorded traces and made-up workloads both become a [`Routing`], and a `Routing` is checked when
+//! it is built. What holds of it is therefore true of everything that reads one: every id is −1 or
+//! below `experts`, no token names an expert twice, every weight is finite, and no dimension is
+//! zero.
 
 mod check;
 mod error;
@@ -14,8 +15,8 @@ pub use shards::Shards;
 
 /// The largest number of experts that a routing may name: all that a 16-bit id can.
 ///
-/// Much is allocated in proportion to the number of experts, which a trace states in a few characters; a bound keeps a
-/// damaged number from being taken for a plan.
+/// Much is allocated in proportion to the number of experts, which a trace states in a few
+/// characters; a bound keeps a damaged number from being taken for a plan.
 pub const MAX_EXPERTS: usize = 1 << 16;
 
 /// What a [`Routing`] is built from. Every field is checked by [`Routing::new`].
@@ -53,12 +54,14 @@ pub enum Ownership {
     /// Rank r of R owns tokens `[r·N/R, (r+1)·N/R)`, floor division, whatever R is.
     #[default]
     Even,
-    /// Ranks own different shares, and different ones from step to step. This fixes the number of ranks.
+    /// Ranks own different shares, and different ones from step to step. This fixes the number of
+    /// ranks.
     Split {
         /// Number of ranks.
         ranks: usize,
-        /// `[steps, ranks + 1]`, row-major: rank r owns tokens `[offsets[r], offsets[r + 1])` of its step. A row
-        /// starts at 0, ends at the number of tokens and never falls; a rank may own none.
+        /// `[steps, ranks + 1]`, row-major: rank r owns tokens `[offsets[r], offsets[r + 1])` of
+        /// its step. A row starts at 0, ends at the number of tokens and never falls; a rank may
+        /// own none.
         offsets: Vec<usize>,
     },
 }
@@ -134,7 +137,8 @@ impl Routing {
         self.parts.step_labels.as_ref()?.get(step).copied()
     }
 
-    /// What kind of text a step was, if the source says so. `None` also for a step that does not exist.
+    /// What kind of text a step was, if the source says so. `None` also for a step that does not
+    /// exist.
     pub fn domain(&self, step: usize) -> Option<i64> {
         self.parts.domains.as_ref()?.get(step).copied()
     }
@@ -158,8 +162,9 @@ impl Routing {
     ///
     /// # Errors
     ///
-    /// [`RoutingError::NoRanks`] for none, [`RoutingError::MoreRanksThanExperts`] if a rank would be left without an
-    /// expert, [`RoutingError::RanksFixed`] if the ownership was made for another number of ranks.
+    /// [`RoutingError::NoRanks`] for none, [`RoutingError::MoreRanksThanExperts`] if a rank would
+    /// be left without an expert, [`RoutingError::RanksFixed`] if the ownership was made for
+    /// another number of ranks.
     pub fn shards(&self, ranks: usize) -> Result<Shards, RoutingError> {
         Shards::new(&self.parts, ranks)
     }
@@ -197,7 +202,8 @@ impl Routing {
 mod tests {
     use super::*;
 
-    /// Two steps, two layers, three tokens, two choices of five experts; `ids[i]` differ so that layout shows.
+    /// Two steps, two layers, three tokens, two choices of five experts; `ids[i]` differ so that
+    /// layout shows.
     pub(super) fn parts() -> RoutingParts {
         RoutingParts {
             name: "small".into(),

@@ -28,7 +28,8 @@ fn heading(report: &Report) -> String {
     };
     format!(
         "{routing} on {ranks} ranks ({backend})\n\
-         {experts} experts, top-{top_k}, {layers} layers, {tokens} tokens a step, {hidden} x {dtype}\n\
+         {experts} experts, top-{top_k}, {layers} layers, {tokens} tokens a step, \
+         {hidden} x {dtype}\n\
          mode {mode}, growth {growth}, capacity factor {capacity_factor}, alignment {alignment}\n\
          {outcome}"
     )

@@ -1,8 +1,8 @@
 //! Made-up routing: one named pattern each, for what a recorded trace may not show.
 //!
-//! Every decision is a function of the seed, the step, the layer and the token alone (see
-//! [`counter`]), so any part of a workload is the same whatever is generated beside it, on every
-//! machine. Workloads have no weights of their own.
+//! Every decision is a function of the seed, the step, the layer and the token alone, by a
+//! counter-based generator of integers: a part of a workload is the same on every machine, whatever
+//! is generated beside it. Workloads have no weights of their own.
 
 mod counter;
 mod pattern;
@@ -13,42 +13,59 @@ use crate::routing::{Ownership, Routing, RoutingError, RoutingParts, check_dimen
 use counter::Counter;
 use pattern::Pattern;
 
-/// A pattern of routing. Shares are those of the default configuration.
+/// A pattern of routing.
 ///
-/// Figures assume that capacity starts at 1.25 times the mean load, the program's default.
+/// What is said of capacity holds for the default size over eight ranks, and for a capacity that
+/// starts at 1.25 times the mean load, as the program's does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Workload {
+    /// Ranks are level, and experts as good as
+    ///
     /// Every token chooses one expert from each of top-k equal parts, as under a balancing loss and
-    /// group-limited routing. Ranks are level, experts stray from their mean by chance only: the
-    /// initial capacity suffices, and no step overflows.
+    /// group-limited routing. Experts stray from their mean by chance only: the initial capacity
+    /// suffices, and no step overflows.
     Balanced,
+    /// One expert is chosen by most tokens
+    ///
     /// Three of four tokens choose one particular expert of the layer, as when a router collapses.
-    /// That expert's rank requires half as much again as the mean, from the first step to the last:
-    /// one growth, and none after it.
+    /// That expert's rank requires half as much again as the mean, from the first step to the last.
+    /// Growth with headroom pays once; exact growth follows the noise of the peak for a while.
     HotExpert,
-    /// Half of the tokens choose only experts of one rank, the same throughout. Its requirement is
-    /// several times the mean, and the other ranks' are half of it: growing one rank alone is
-    /// cheap, growing all alike is not.
+    /// One rank's experts are all that many tokens choose
+    ///
+    /// Half of the tokens choose only experts of one rank, the same throughout. It requires four
+    /// times what it has at the start, and the others half of what they have: growing one rank
+    /// alone costs little memory, growing all alike costs much.
     HotRank,
+    /// One expert of every rank is hot
+    ///
     /// Three of four tokens choose the one hot expert of each rank, in every rank. Experts are as
     /// skewed as they can be, ranks are level: capacity, which belongs to the rank, is not touched.
     SpreadHot,
-    /// Ranks own unequal numbers of tokens, drawn anew for each step, none at all now and then.
-    /// Choices are balanced. Capacity is sized for the fullest rank and so exceeds the mean: no
-    /// step overflows, but ranks disagree about how much they send.
+    /// Ranks own unequal numbers of tokens
+    ///
+    /// They are drawn anew for each step, and now and then a rank owns none. Choices are balanced.
+    /// Capacity is sized for the fullest rank of any step, several times the mean: no step
+    /// overflows, but ranks disagree about how much they send.
     #[value(alias = "ragged-sources")]
     Ragged,
-    /// Half of the ranks own no token, and half, drawn apart from those, receive none; both change
-    /// every eight steps. Signals must pass with nothing to carry. Tokens and choices crowd on half
-    /// as many ranks each, so requirement and initial capacity double together.
+    /// Half of the ranks send nothing, half receive nothing
+    ///
+    /// The halves are drawn apart from each other and anew every eight steps. Signals must pass
+    /// with nothing to carry. Tokens and choices crowd on half as many ranks each, so requirement
+    /// and initial capacity double together, and no step overflows.
     #[value(alias = "zero-load-ranks")]
     ZeroLoad,
-    /// As hot-rank, but every eight steps the next rank is the hot one. Growth that serves only the
-    /// rank that overflowed pays again at every turn; growth of all ranks pays once.
+    /// One rank is hot, and every eight steps the next
+    ///
+    /// Otherwise as hot-rank. Growth that serves only the rank that overflowed pays again at every
+    /// turn; growth of all ranks pays once.
     Rotating,
-    /// Balanced, but for three steps in sixteen, seven of eight tokens choose only experts of one
-    /// rank, another in each burst. The peak is near the worst case and brief: what it grew lies
-    /// idle unless it is shrunk again.
+    /// Balanced, with a few steps in which one rank is hot
+    ///
+    /// In three steps of sixteen, seven of eight tokens choose only experts of one rank, another in
+    /// each burst. The peak is near the worst case and brief: what was grown for it lies idle
+    /// unless it is shrunk again.
     Burst,
 }
 

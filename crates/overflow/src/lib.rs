@@ -1,1 +1,25 @@
-//! What happens when routing overflows the receive budget: agree, grow, record again, replay.
+//! What happens when routing overflows the receive budget.
+//!
+//! [`StepRunner`] replays a recorded step and reads its record. If some rank was sent more rows than
+//! it had room for, every rank knows it when the step ends, and under [`OverflowPolicy::Recover`] all
+//! of them map memory, let the engine restore its state, record again, say so to each other, and
+//! replay. The rows that are missing from the discarded run are in the one that is kept.
+
+mod agreement;
+mod error;
+mod growth;
+mod hooks;
+mod policy;
+mod report;
+mod runner;
+
+pub use agreement::Refusal;
+pub use error::OverflowError;
+pub use growth::{
+    Adjustments, BetweenSteps, GrowthError, GrowthInput, GrowthPolicy, GrowthRefusal,
+    Outcome as SimulationOutcome, Simulation, StepSummary,
+};
+pub use hooks::{NoHooks, RecoveryHooks};
+pub use policy::{OverflowPolicy, RecoverySettings};
+pub use report::{Outcome, StepReport, StepTimes};
+pub use runner::{StepBody, StepRunner};

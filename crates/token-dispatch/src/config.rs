@@ -201,7 +201,12 @@ impl DispatchConfigBuilder {
         if !config.row_bytes().is_multiple_of(16) {
             return Err(DispatchError::Config {
                 field: "hidden",
-                value: format!("{} ({} bytes of {})", config.hidden, config.row_bytes(), config.dtype),
+                value: format!(
+                    "{} ({} bytes of {})",
+                    config.hidden,
+                    config.row_bytes(),
+                    config.dtype
+                ),
                 limit: "such that a row is a multiple of 16 bytes".to_owned(),
             });
         }

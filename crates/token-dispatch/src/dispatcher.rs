@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ep_context::backend::Memory;
-use ep_context::context::all_or_none;
+use ep_context::rendezvous::all_or_none;
 use ep_context::signal::params::WaitParams;
 use ep_context::{
     Backend, Buffer, ContextError, EpContext, Fault, FaultKind, Kernel, LaunchShape, Phase, Queue,
@@ -118,18 +118,16 @@ impl<B: Backend> TokenDispatcher<B> {
         let stream = context.stream("set-up")?;
         let queue = Queue::direct(context.backend(), &stream);
         let deadline = context.deadlines().of(Phase::Setup);
-        let local = (|| {
-            let kernels = Kernels::load(context.backend(), &config, world)?;
-            Ok((kernels, SharedMemory::new(context, &config, &queue)?))
-        })()
-        .map_err(flatten);
-        let (kernels, shared) = all_or_none(context.rendezvous(), "dispatcher", local, deadline)?;
+        let local = Kernels::load(context.backend(), &config, world)
+            .and_then(|kernels| Ok((kernels, SharedMemory::new(context, &config, &queue)?)));
+        let (kernels, shared) = all_or_none(context.rendezvous(), "dispatcher", local, deadline)
+            .map_err(ContextError::from)?;
         let lanes = (0..config.lanes)
             .map(|_| Ok(Arc::new(LaneMemory::new(context, &config, &geometry, &queue)?)))
             .collect::<Result<Vec<_>, DispatchError>>()?;
         // Nobody signals a lane before its owner has set its words.
-        let ready = context.backend().synchronize(&stream).map_err(ContextError::from);
-        all_or_none(context.rendezvous(), "lanes", ready, deadline)?;
+        let ready = context.backend().synchronize(&stream);
+        all_or_none(context.rendezvous(), "lanes", ready, deadline).map_err(ContextError::from)?;
         Ok(Self {
             inner: Arc::new(Inner {
                 context: context.clone(),
@@ -323,20 +321,6 @@ impl<B: Backend> SharedMemory<B> {
         // SAFETY: the map was allocated a moment ago; no operation reads it yet.
         unsafe { queue.upload(&memory.homes.slice(), bytes) }?;
         Ok(memory)
-    }
-}
-
-/// A local failure in the words that a collective one is told in.
-pub(crate) fn flatten(error: DispatchError) -> ContextError {
-    match error {
-        DispatchError::Backend(error) => error.into(),
-        DispatchError::Context(error) => error,
-        DispatchError::Fault(fault) => fault.into(),
-        other => ep_context::BackendError::Unavailable {
-            what: "dispatcher".to_owned(),
-            reason: other.to_string(),
-        }
-        .into(),
     }
 }
 

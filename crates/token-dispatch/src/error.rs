@@ -63,7 +63,9 @@ pub enum DispatchError {
         waited: Duration,
     },
     /// A step's record was overwritten before it was read.
-    #[error("{rank}: the record of step {step} is gone; the ring holds {ring} and step {found} is there")]
+    #[error(
+        "{rank}: the record of step {step} is gone; the ring holds {ring} and step {found} is there"
+    )]
     RecordLost {
         /// The rank that looked.
         rank: Rank,

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
+use crate::geometry::Geometry;
 use crate::params::{Destination, HandleParams, RowRef, WindowItem, WindowState};
 
 /// The private memory of one dispatch: routing lists, row counts, window. A clone is the same handle.
@@ -39,31 +40,10 @@ impl<B: Backend> Handle<B> {
     ///
     /// Out of memory.
     pub fn new(dispatcher: &TokenDispatcher<B>, rows: &RowSet<B>) -> Result<Self, DispatchError> {
-        let g = &dispatcher.inner.geometry;
-        let (world, slots) = (g.world as usize, g.slots as usize);
-        let (tokens, local) = (g.max_tokens as usize, g.local_experts as usize);
-        let mut end = 0u64;
-        let mut region = |bytes: usize| {
-            let start = end;
-            end = (start + bytes as u64).next_multiple_of(256);
-            start
-        };
-        let word = size_of::<u32>();
-        let offsets = HandleParams {
-            fanouts: region(word * tokens),
-            destinations: region(size_of::<Destination>() * tokens * g.fanout as usize),
-            window: region(size_of::<WindowState>()),
-            expert_offsets: region(word * (local + 1)),
-            tokens_per_expert: region(word * local),
-            total: region(word),
-            source_items: region(word * (world + 1)),
-            source_pairs: region(word * (world + 1)),
-            bases: region(word * world * slots),
-            taken: region(word * slots),
-            items: 0,
-            rows: 0,
-        };
-        let memory = dispatcher.context().allocate("handle", end as usize)?;
+        let geometry = &dispatcher.inner.geometry;
+        let (offsets, bytes) = arrange(geometry);
+        let local = geometry.local_experts as usize;
+        let memory = dispatcher.context().allocate("handle", bytes)?;
         let items = rows.add("window items", size_of::<WindowItem>())?;
         let references = rows.add("row references", size_of::<RowRef>())?;
         let base = memory.address();
@@ -140,6 +120,39 @@ impl<B: Backend> Handle<B> {
             .into_iter()
             .collect()
     }
+}
+
+/// Where the parts of a handle start, from its first byte, and the bytes of all of them.
+fn arrange(g: &Geometry) -> (HandleParams, usize) {
+    let (world, slots) = (g.world as usize, g.slots as usize);
+    let (tokens, local) = (g.max_tokens as usize, g.local_experts as usize);
+    let word = size_of::<u32>();
+    let mut end = 0u64;
+    let mut region = |bytes: usize| {
+        let start = end;
+        end = (start + bytes as u64).next_multiple_of(256);
+        start
+    };
+    let offsets = HandleParams {
+        fanouts: region(word * tokens),
+        destinations: region(size_of::<Destination>() * tokens * g.fanout as usize),
+        window: region(size_of::<WindowState>()),
+        expert_offsets: region(word * (local + 1)),
+        tokens_per_expert: region(word * local),
+        total: region(word),
+        source_items: region(word * (world + 1)),
+        source_pairs: region(word * (world + 1)),
+        bases: region(word * world * slots),
+        taken: region(word * slots),
+        items: 0,
+        rows: 0,
+    };
+    (offsets, end as usize)
+}
+
+/// Bytes of a handle that do not depend on routing.
+pub(crate) fn handle_bytes(geometry: &Geometry) -> usize {
+    arrange(geometry).1
 }
 
 impl<B: Backend> Clone for Handle<B> {

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use ep_context::rendezvous::all_or_none;
 use ep_context::{
-    Backend, Buffer, DeviceSlice, EpContext, LaunchShape, Phase, Queue, Retained, RowBuffer,
-    SymmetricBlock,
+    Backend, Buffer, ContextError, DeviceSlice, EpContext, LaunchShape, Phase, Queue, Retained,
+    RowBuffer, SymmetricBlock,
 };
 use smallvec::SmallVec;
 
+use crate::RoutingDependence;
 use crate::config::DispatchConfig;
 use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
@@ -20,7 +22,6 @@ use crate::params::{
     WindowParams, WindowState,
 };
 use crate::step::{Step, StepMode};
-use crate::RoutingDependence;
 
 /// Room for one open dispatch–combine pair. A clone is the same lane.
 pub struct Lane<B: Backend> {
@@ -46,7 +47,7 @@ impl<B: Backend> LaneMemory<B> {
     ) -> Result<Self, DispatchError> {
         let world = context.world();
         let block = context.share("lane", geometry.lane.bytes as usize)?;
-        let local = (|| {
+        let local = (|| -> Result<Self, DispatchError> {
             let memory = Self {
                 block: block.clone(),
                 blocks: context.allocate("lane table", 8 * world)?,
@@ -74,10 +75,10 @@ impl<B: Backend> LaneMemory<B> {
                 }
             }
             Ok(memory)
-        })()
-        .map_err(crate::dispatcher::flatten);
+        })();
         let deadline = context.deadlines().of(Phase::Setup);
-        Ok(ep_context::context::all_or_none(context.rendezvous(), "lane memory", local, deadline)?)
+        let memory = all_or_none(context.rendezvous(), "lane memory", local, deadline);
+        Ok(memory.map_err(ContextError::from)?)
     }
 }
 
@@ -471,7 +472,8 @@ impl<B: Backend> Lane<B> {
         let g = &self.dispatcher.inner.geometry;
         let top_k = g.top_k as usize;
         if tokens > g.max_tokens as usize {
-            let limit = format!("at most {}, the tokens that the lanes were made for", g.max_tokens);
+            let limit =
+                format!("at most {}, the tokens that the lanes were made for", g.max_tokens);
             return Err(self.argument(OP, "number of tokens", tokens, limit));
         }
         let row_bytes = g.row_bytes as usize;
@@ -539,11 +541,7 @@ impl<B: Backend> Lane<B> {
 
 impl<B: Backend> Clone for Lane<B> {
     fn clone(&self) -> Self {
-        Self {
-            dispatcher: self.dispatcher.clone(),
-            memory: self.memory.clone(),
-            index: self.index,
-        }
+        Self { dispatcher: self.dispatcher.clone(), memory: self.memory.clone(), index: self.index }
     }
 }
 

@@ -63,6 +63,11 @@ impl StepOptions {
         self
     }
 
+    /// For how many rows a recording is shaped, as set by [`StepOptions::shaping`].
+    pub fn shaping_of_rows(&self) -> RowShaping {
+        self.shaping
+    }
+
     /// Whether steps behind an over-budget one drain, moving nothing on any rank, until
     /// [`TokenDispatcher::resume`]: so that it can be replayed before them.
     #[must_use]
@@ -127,9 +132,10 @@ impl<'a, B: Backend> Step<'a, B> {
             return Err(DispatchError::Order {
                 operation: "eager step",
                 rank: dispatcher.rank(),
-                reason: "the host looks at every dispatch, which a recording cannot hold; record a \
+                reason:
+                    "the host looks at every dispatch, which a recording cannot hold; record a \
                          static step"
-                    .to_owned(),
+                        .to_owned(),
             });
         }
         dispatcher.launch_begin(&queue)?;

@@ -141,6 +141,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Backend for HostBackend {
     const NAME: &'static str = "host";
+    const HOST_REACHES_DEVICE_MEMORY: bool = true;
 
     type Stream = HostStream;
     type Private = HostMemory;

@@ -11,9 +11,12 @@ use std::time::Duration;
 use crate::Rank;
 
 mod compare;
+mod outcome;
 mod threads;
 
 pub use compare::agree;
+pub use outcome::all_or_none;
+pub(crate) use outcome::gather_or_none;
 pub use threads::{ThreadGroup, ThreadRendezvous};
 
 /// The largest payload of one rank in one call, in bytes: 16 MiB.
@@ -117,6 +120,17 @@ pub enum RendezvousError {
         reason: String,
         /// What the call was for that was told.
         purpose: String,
+    },
+    /// A rank could not do its part of what all were doing, so that none keeps anything. Every rank
+    /// gets this error, and the group can still be used.
+    #[error("{purpose}: {rank} failed: {reason}")]
+    Peer {
+        /// The lowest rank that failed.
+        rank: Rank,
+        /// What was being done.
+        purpose: String,
+        /// Its error, with the causes.
+        reason: String,
     },
     /// A payload is too long.
     #[error(

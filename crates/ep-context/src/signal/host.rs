@@ -93,6 +93,9 @@ impl HostWaiter {
     /// Stores `value` to the word at `word`, which lies in the memory of rank `to`, and wakes its
     /// waits. Whoever finds `value` by a wait sees all that this thread wrote before.
     ///
+    /// A word may be signalled again only after its reader has told, by a signal of its own, that it
+    /// has found the value before: a reader that is slower finds itself out of step.
+    ///
     /// # Safety
     ///
     /// `word` is the address, as mapped here, of an aligned `u32` that is accessed by atomic
@@ -202,7 +205,8 @@ mod tests {
     struct Group {
         world: u32,
         control: Vec<AtomicU64>,
-        attention: Vec<AtomicU64>,
+        /// What the table points to.
+        _attention: Vec<AtomicU64>,
         table: Vec<u64>,
         /// `[reader][writer]`
         signals: Vec<AtomicU32>,
@@ -216,7 +220,7 @@ mod tests {
                 world,
                 control: words(world as usize * CONTROL),
                 table: attention.chunks(ATTENTION).map(|block| address(block.as_ptr())).collect(),
-                attention,
+                _attention: attention,
                 signals: (0..world * world).map(|_| AtomicU32::new(epoch)).collect(),
             };
             for rank in 0..world {

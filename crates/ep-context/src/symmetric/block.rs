@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use super::descriptors::exchange;
 use super::error::SymmetricError;
-use super::outcome::all_or_none;
 use crate::Rank;
 use crate::account::{Charge, MemoryAccount};
 use crate::backend::{Backend, BackendError, Memory, Retained, SharedMemory};
-use crate::rendezvous::{Rendezvous, agree};
+use crate::rendezvous::{Rendezvous, agree, all_or_none};
 
 /// Memory of this rank that its peers map, and theirs mapped here. A clone is the same block.
 pub struct SymmetricBlock<B: Backend> {
@@ -54,18 +53,14 @@ impl<B: Backend> SymmetricBlock<B> {
 
         let purpose = format!("allocating {label}");
         let allocated = Self::export(backend, label, bytes, account);
-        let outcome = allocated.as_ref().map(|_| &[][..]);
-        all_or_none(rendezvous, &purpose, outcome, deadline)?;
-        let (charge, own, descriptor) = allocated?;
+        let (charge, own, descriptor) = all_or_none(rendezvous, &purpose, allocated, deadline)?;
 
         let purpose = format!("mapping {label}");
         let mapped = exchange(rendezvous, descriptor.as_fd(), &purpose, deadline)
             .and_then(|descriptors| Self::import(backend, descriptors, bytes));
         drop(descriptor);
-        let outcome = mapped.as_ref().map(|_| &[][..]);
         // A rank that fails at once gets here a whole deadline before one that waits for it.
-        all_or_none(rendezvous, &purpose, outcome, deadline.saturating_mul(2))?;
-        let peers = mapped?;
+        let peers = all_or_none(rendezvous, &purpose, mapped, deadline.saturating_mul(2))?;
 
         let mut addresses: Vec<u64> = peers.iter().map(Memory::address).collect();
         addresses.insert(rendezvous.rank().index(), own.address());

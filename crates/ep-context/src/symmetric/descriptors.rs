@@ -8,9 +8,9 @@ use rustix::io::Errno;
 
 use super::error::SymmetricError;
 use super::mailbox::{Address, Delivery, Failed, Mailbox, Post, post};
-use super::outcome::all_or_none;
 use crate::Rank;
-use crate::rendezvous::{Rendezvous, RendezvousError};
+use crate::error::chain;
+use crate::rendezvous::{Rendezvous, RendezvousError, gather_or_none};
 
 /// How soon a full mailbox is tried again; nothing tells when it has room.
 const RETRY: Duration = Duration::from_millis(1);
@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_millis(1);
 ///
 /// # Errors
 ///
-/// Where a rank cannot begin, [`SymmetricError::Peer`] on every rank. A later failure is this
+/// Where a rank cannot begin, [`RendezvousError::Peer`] on every rank. A later failure is this
 /// rank's alone, and what the others have received by then they keep: a caller who needs all or
 /// nothing asks all ranks afterwards.
 pub fn exchange(
@@ -60,9 +60,9 @@ impl<'a> Round<'a> {
         let own = mailbox.as_ref().map(|mailbox| mailbox.address().to_bytes());
         let outcome = match &own {
             Ok(bytes) => Ok(&bytes[..]),
-            Err(error) => Err(*error),
+            Err(error) => Err(chain(*error)),
         };
-        let addresses = all_or_none(rendezvous, purpose, outcome, deadline)?;
+        let addresses = gather_or_none(rendezvous, purpose, outcome, deadline)?;
         let mailbox = mailbox?;
         let mut outgoing = Vec::with_capacity(addresses.len());
         for (rank, bytes) in addresses.iter().enumerate() {

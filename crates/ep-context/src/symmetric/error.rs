@@ -14,16 +14,6 @@ pub enum SymmetricError {
     /// The ranks did not come together, or ask for different sizes.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    /// A rank could not do its part, so that no rank keeps anything. Every rank gets this error.
-    #[error("{purpose}: {rank} failed: {reason}")]
-    Peer {
-        /// What was being done.
-        purpose: String,
-        /// The lowest rank that failed.
-        rank: Rank,
-        /// Its error, with the causes.
-        reason: String,
-    },
     /// The device refused.
     #[error(transparent)]
     Backend(#[from] BackendError),

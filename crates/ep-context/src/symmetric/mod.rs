@@ -4,7 +4,6 @@ mod block;
 mod descriptors;
 mod error;
 mod mailbox;
-mod outcome;
 
 pub use block::SymmetricBlock;
 pub use descriptors::exchange;

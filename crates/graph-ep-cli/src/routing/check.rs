@@ -63,7 +63,8 @@ fn position(parts: &RoutingParts, index: usize) -> Position {
 
 /// Ids exist and are distinct within a token.
 ///
-/// `chosen_by[e]` is the last row (counted from one) that chose expert e: one pass, whatever top-k is.
+/// `chosen_by[e]` is the last row (counted from one) that chose expert e: one pass, whatever top-k
+/// is.
 fn ids(parts: &RoutingParts) -> Result<(), RoutingError> {
     let mut chosen_by = vec![0_usize; parts.experts];
     for (index, &id) in parts.ids.iter().enumerate() {

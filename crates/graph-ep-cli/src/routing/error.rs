@@ -34,7 +34,8 @@ pub enum RoutingError {
     },
     /// The sizes of the dimensions multiply to more than can be addressed.
     #[error(
-        "steps {steps} x layers {layers} x tokens {tokens} x top-k {top_k} is too many choices to address"
+        "steps {steps} x layers {layers} x tokens {tokens} x top-k {top_k} is too many choices to \
+         address"
     )]
     TooLarge {
         /// Steps.
@@ -108,8 +109,8 @@ pub enum RoutingError {
     },
     /// A row of token ownership does not divide the tokens among the ranks.
     #[error(
-        "step {step}: the offsets at which ranks' tokens start must begin at 0, end at {tokens} and never fall, but \
-         entry {entry} is {value}"
+        "step {step}: the offsets at which ranks' tokens start must begin at 0, end at {tokens} and \
+         never fall, but entry {entry} is {value}"
     )]
     Ownership {
         /// Step of the row.

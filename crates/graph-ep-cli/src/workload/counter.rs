@@ -53,7 +53,7 @@ impl Counter {
 
     /// A number below `bound`, which must not be zero. The bias is below `bound` / 2⁶⁴.
     pub(super) fn below(&mut self, bound: usize) -> usize {
-        (u128::from(self.next()) * bound as u128 >> 64) as usize
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
     /// Moves `count` elements, drawn without replacement, to the front of `from`.

@@ -18,7 +18,7 @@ impl Kernel for Count {
     unsafe fn run_on_host(p: &CountParams) {
         let g = &p.geometry;
         let (world, slots) = (g.world as usize, g.slots as usize);
-        // SAFETY (all of the body): the launch vouches for every address in `p`. Headers and counts
+        // SAFETY: for this whole body, the launch vouches for every address in `p`. Headers and counts
         // are read after their writers' signals were acquired, and written again only after this
         // rank's combine signal of the epoch. The handle belongs to this stream.
         let waiter = unsafe { HostWaiter::from_params(&p.wait) };
@@ -27,11 +27,7 @@ impl Kernel for Count {
         }
         // SAFETY: see above.
         let (blocks, step, lane) = unsafe {
-            (
-                LaneBlocks::new(&p.lane, g),
-                StepView::new(p.state),
-                load::<LaneState>(p.lane.state),
-            )
+            (LaneBlocks::new(&p.lane, g), StepView::new(p.state), load::<LaneState>(p.lane.state))
         };
         let words = blocks.own(g.lane.dispatch_words);
         // SAFETY: the words of every rank in this rank's own block, signalled by peers.

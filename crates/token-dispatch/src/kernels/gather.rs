@@ -1,7 +1,7 @@
 //! The receiver brings the rows of its window to their experts.
 
-use ep_context::{Kernel, Phase};
 use ep_context::signal::HostWaiter;
+use ep_context::{Kernel, Phase};
 
 use super::memory::{LaneBlocks, load, table, table_mut};
 use crate::params::{DispatchHeader, GatherParams, Item, Pair, RowRef, WindowItem, WindowState};
@@ -19,7 +19,7 @@ impl Kernel for Gather {
         let g = &p.geometry;
         let (world, slots, local) = (g.world as usize, g.slots as usize, g.local_experts as usize);
         let row_bytes = g.row_bytes as usize;
-        // SAFETY (all of the body): the launch vouches for every address in `p`. What peers wrote was
+        // SAFETY: for this whole body, the launch vouches for every address in `p`. What peers wrote was
         // acquired by the count that ran before in this stream, and stays until this rank's combine
         // signal. Receive buffer and handle belong to this stream, and the window, which the
         // capacity bounds, says how many of their rows there are.
@@ -75,7 +75,8 @@ impl Kernel for Gather {
                     WindowItem { source: source as u32, slot: item.slot, begin, rows: item.pairs };
                 for (at, pair) in (begin as usize..).zip(pairs) {
                     let slot = pair.slot as usize;
-                    let row = offsets[slot].cast_unsigned() + bases[slot] + pair.index - taken[slot];
+                    let row =
+                        offsets[slot].cast_unsigned() + bases[slot] + pair.index - taken[slot];
                     rows_out[at] = RowRef { row, weight: pair.weight };
                     // SAFETY: the row is one of the window's, so below the capacity.
                     unsafe { row_of(p.rows, row as usize, row_bytes) }.copy_from_slice(from);

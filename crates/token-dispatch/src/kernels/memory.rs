@@ -80,7 +80,7 @@ impl LaneBlocks<'_> {
     }
 
     /// Every rank once, the next one first: so that ranks do not all turn to the same peer.
-    pub(super) fn from_next(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn peers_first(&self) -> impl Iterator<Item = usize> + use<> {
         let (world, rank) = (self.blocks.len(), self.rank);
         (1..=world).map(move |step| (rank + step) % world)
     }

@@ -21,7 +21,7 @@ impl Kernel for Reduce {
 
     unsafe fn run_on_host(p: &ReduceParams) {
         let g = &p.geometry;
-        // SAFETY (all of the body): the launch vouches for every address in `p`. Headers and landing
+        // SAFETY: for this whole body, the launch vouches for every address in `p`. Headers and landing
         // slots are read after their writers' signals were acquired, and written again only after
         // this rank's next dispatch signal. Handle and output belong to this stream.
         let waiter = unsafe { HostWaiter::from_params(&p.wait) };
@@ -38,9 +38,9 @@ impl Kernel for Reduce {
             return;
         }
         // SAFETY: see above.
-        let Some(headers) =
-            (unsafe { fold(g, &blocks, &waiter, step, p.peer_required, p.ordinal, Phase::Combine) })
-        else {
+        let Some(headers) = (unsafe {
+            fold(g, &blocks, &waiter, step, p.peer_required, p.ordinal, Phase::Combine)
+        }) else {
             return;
         };
         // SAFETY: see above; the route of this dispatch wrote the handle's tables.
@@ -72,9 +72,9 @@ unsafe fn add_partials(
         )
     };
     let (mut sum, mut values) = (vec![0f32; hidden], vec![0f32; hidden]);
-    for token in 0..tokens {
+    for (token, fanout_of_token) in fanouts.iter().enumerate() {
         sum.fill(0.0);
-        for reached in 0..fanouts[token] as usize {
+        for reached in 0..*fanout_of_token as usize {
             let slot = token * fanout + reached;
             let destination = destinations[slot];
             if destination.position >= headers[destination.rank as usize].prefix {
@@ -88,8 +88,7 @@ unsafe fn add_partials(
             }
         }
         // SAFETY: the output has a row for each token.
-        let output =
-            unsafe { table_mut::<u8>(p.output + (token * row_bytes) as u64, row_bytes) };
+        let output = unsafe { table_mut::<u8>(p.output + (token * row_bytes) as u64, row_bytes) };
         dtype.encode(&sum, output);
     }
 }
@@ -142,7 +141,7 @@ impl Kernel for Acknowledge {
     unsafe fn run_on_host(p: &AcknowledgeParams) {
         let g = &p.geometry;
         let rank = g.rank as usize;
-        // SAFETY (all of the body): the launch vouches for every address in `p`. Peers read their
+        // SAFETY: for this whole body, the launch vouches for every address in `p`. Peers read their
         // headers of the last combine before they signalled the dispatch that this round closes.
         let waiter = unsafe { HostWaiter::from_params(&p.wait) };
         if waiter.fault(Phase::Acknowledge).is_some() {
@@ -154,7 +153,7 @@ impl Kernel for Acknowledge {
             lane.acknowledge_epoch = lane.acknowledge_epoch.wrapping_add(1);
             (LaneBlocks::new(&p.lane, g), StepView::new(p.state), lane.acknowledge_epoch)
         };
-        for to in blocks.from_next() {
+        for to in blocks.peers_first() {
             let header = CombineHeader {
                 step: step.step(),
                 ordinal: p.ordinal,
@@ -168,7 +167,11 @@ impl Kernel for Acknowledge {
                 let headers = blocks.at(to, g.lane.combine_headers);
                 store(headers + (rank * size_of::<CombineHeader>()) as u64, header);
                 let words = blocks.at(to, g.lane.acknowledge_words);
-                waiter.signal(Rank::from_index(to), words + (rank * size_of::<u32>()) as u64, epoch);
+                waiter.signal(
+                    Rank::from_index(to),
+                    words + (rank * size_of::<u32>()) as u64,
+                    epoch,
+                );
             }
         }
         let words = blocks.own(g.lane.acknowledge_words);

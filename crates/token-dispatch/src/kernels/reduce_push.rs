@@ -5,9 +5,7 @@ use ep_context::{Kernel, Phase, Rank};
 
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
 use crate::dtype::DType;
-use crate::params::{
-    CombineHeader, LaneState, ReducePushParams, RowRef, WindowItem, WindowState,
-};
+use crate::params::{CombineHeader, LaneState, ReducePushParams, RowRef, WindowItem, WindowState};
 
 /// For each item of the window the weighted sum of its rows, written into the owner's landing slot;
 /// after the last window the signal, with how many items of each owner were processed.
@@ -20,7 +18,7 @@ impl Kernel for ReducePush {
 
     unsafe fn run_on_host(p: &ReducePushParams) {
         let g = &p.geometry;
-        // SAFETY (all of the body): the launch vouches for every address in `p`. The handle and the
+        // SAFETY: for this whole body, the launch vouches for every address in `p`. The handle and the
         // expert rows belong to this stream. A landing slot is written by the one rank that its item
         // was sent to, between the owner's dispatch signal and this rank's combine signal.
         let waiter = unsafe { HostWaiter::from_params(&p.wait) };
@@ -44,8 +42,9 @@ impl Kernel for ReducePush {
             sum.fill(0.0);
             for row in &rows[item.begin as usize..][..item.rows as usize] {
                 // SAFETY: the row is one of the window's.
-                let bytes =
-                    unsafe { table::<u8>(p.expert_rows + row_offset(row.row, row_bytes), row_bytes) };
+                let bytes = unsafe {
+                    table::<u8>(p.expert_rows + row_offset(row.row, row_bytes), row_bytes)
+                };
                 dtype.decode(bytes, &mut values);
                 for (sum, value) in sum.iter_mut().zip(&values) {
                     // Two roundings on purpose: the product, then the sum.
@@ -84,7 +83,7 @@ unsafe fn release(
             table::<u32>(p.handle.source_items, world + 1),
         )
     };
-    for to in blocks.from_next() {
+    for to in blocks.peers_first() {
         let header = CombineHeader {
             step: step.step(),
             ordinal: p.ordinal,
@@ -99,7 +98,11 @@ unsafe fn release(
             let headers = blocks.at(to, g.lane.combine_headers);
             store(headers + (rank * size_of::<CombineHeader>()) as u64, header);
             let words = blocks.at(to, g.lane.combine_words);
-            waiter.signal(Rank::from_index(to), words + (rank * size_of::<u32>()) as u64, lane.epoch);
+            waiter.signal(
+                Rank::from_index(to),
+                words + (rank * size_of::<u32>()) as u64,
+                lane.epoch,
+            );
         }
     }
 }

@@ -32,7 +32,7 @@ impl Kernel for Route {
 
     unsafe fn run_on_host(p: &RouteParams) {
         let g = &p.geometry;
-        // SAFETY (all of the body): the launch vouches for every address in `p`. The lists, staging
+        // SAFETY: for this whole body, the launch vouches for every address in `p`. The lists, staging
         // area and scratch belong to this rank: peers read them only between this operation's signal
         // and their combine signal of the same epoch, which this rank acquired before it came here
         // again. What is written into a peer's block lies in the region of this rank.
@@ -40,9 +40,9 @@ impl Kernel for Route {
         if waiter.fault(Phase::Dispatch).is_some() {
             return;
         }
-        // SAFETY: see above.
         let given = match p.num_tokens_word {
             0 => p.num_tokens,
+            // SAFETY: see above.
             word => unsafe { load::<u32>(word) },
         };
         if given > p.num_tokens {
@@ -54,8 +54,7 @@ impl Kernel for Route {
             return;
         }
         // SAFETY: see above.
-        let (blocks, step) =
-            unsafe { (LaneBlocks::new(&p.lane, g), StepView::new(p.state)) };
+        let (blocks, step) = unsafe { (LaneBlocks::new(&p.lane, g), StepView::new(p.state)) };
         // SAFETY: the lane's state is touched only by operations of its own stream.
         let epoch = unsafe {
             let lane: &mut LaneState = &mut table_mut(p.lane.state, 1)[0];
@@ -235,7 +234,7 @@ unsafe fn announce(
         (table::<[u32; 2]>(p.rank_counts, world), table::<u32>(p.expert_counts, world * slots))
     };
     let bases = exclusive_sums(per_rank);
-    for to in blocks.from_next() {
+    for to in blocks.peers_first() {
         let header = DispatchHeader {
             step,
             ordinal: p.ordinal,

@@ -50,7 +50,7 @@ impl Kernel for StepEnd {
 
     unsafe fn run_on_host(p: &StepEndParams) {
         let world = p.wait.world as usize;
-        // SAFETY (all of the body): the launch vouches for every address; the rest of the step ran
+        // SAFETY: for this whole body, the launch vouches for every address; the rest of the step ran
         // before. The host reads a record only while its sequence is the one it waits for.
         let fault = unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Record);
         // SAFETY: see above.
@@ -61,7 +61,8 @@ impl Kernel for StepEnd {
             }
             let kept = state.dispatches.min(p.max_dispatches);
             let record = p.ring + u64::from(state.step % p.records) * u64::from(p.stride);
-            let sequence = AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(record as usize));
+            let sequence =
+                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(record as usize));
             // A reader that still looks at the record that was here before sees that it is going.
             sequence.store(0, Ordering::SeqCst);
             let header = RecordHeader {

@@ -1,7 +1,7 @@
 //! The receiver takes the next window and lays its rows out.
 
-use ep_context::{Kernel, Phase};
 use ep_context::signal::HostWaiter;
+use ep_context::{Kernel, Phase};
 
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
 use crate::params::{DispatchHeader, Item, Pair, WindowParams, WindowState};
@@ -18,7 +18,7 @@ impl Kernel for Window {
     unsafe fn run_on_host(p: &WindowParams) {
         let g = &p.geometry;
         let local = g.local_experts as usize;
-        // SAFETY (all of the body): the launch vouches for every address in `p`. What peers wrote was
+        // SAFETY: for this whole body, the launch vouches for every address in `p`. What peers wrote was
         // acquired by the count that ran before in this stream, and stays until this rank's combine
         // signal. The handle belongs to this stream.
         if unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Dispatch).is_some() {

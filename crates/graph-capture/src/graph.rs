@@ -1,0 +1,184 @@
+//! A recorded step.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use ep_context::backend::Update;
+use ep_context::{Backend, Queue, RowSet, RowShape};
+use smallvec::SmallVec;
+use token_dispatch::{RowShaping, Step, StepOptions, TokenDispatcher};
+
+use crate::error::{BodyError, CaptureError};
+
+/// A step recorded into a graph, ready to be replayed.
+///
+/// The graph owns what its operations use: lanes, handles and row buffers, and everything that the
+/// slices given to them own. Memory that was only borrowed for `'a` outlives it by the borrow. So
+/// there is nothing that a caller can drop under a graph.
+///
+/// A graph shaped by capacity ([`RowShaping::Capacity`]) is *stale* once that capacity has changed:
+/// [`StepGraph::replay`] refuses it, and [`StepGraph::record_again`] makes a current one of it.
+pub struct StepGraph<'a, B: Backend> {
+    dispatcher: TokenDispatcher<B>,
+    executable: B::Executable,
+    options: StepOptions,
+    shapes: SmallVec<[(RowSet<B>, RowShape); 2]>,
+    dispatches: u32,
+    // Covariant: a graph may be used for less long than what it borrowed.
+    _borrowed: PhantomData<&'a ()>,
+}
+
+impl<'a, B: Backend> StepGraph<'a, B> {
+    /// Records one step: its beginning, what `body` queues, its end. While `body` runs, `stream`
+    /// records instead of running; it ends when `body` returns, fails or panics.
+    ///
+    /// Local: ranks need not record at the same time, but all of them replay the same dispatches and
+    /// combines in the same order. May allocate and synchronise.
+    ///
+    /// # Errors
+    ///
+    /// [`CaptureError::Body`] with what `body` returned; [`CaptureError::Dispatch`] for an eager step,
+    /// which cannot be recorded. The stream is then as before.
+    ///
+    /// # Panics
+    ///
+    /// If `body` panics, with its panic.
+    pub fn record(
+        dispatcher: &TokenDispatcher<B>,
+        stream: &B::Stream,
+        options: StepOptions,
+        body: impl FnOnce(&mut Step<'a, B>) -> Result<(), BodyError>,
+    ) -> Result<Self, CaptureError> {
+        let recorded = Recorded::new(dispatcher, stream, options, body)?;
+        let executable = dispatcher.context().backend().instantiate(recorded.recording)?;
+        Ok(Self {
+            dispatcher: dispatcher.clone(),
+            executable,
+            options,
+            shapes: recorded.shapes,
+            dispatches: recorded.dispatches,
+            _borrowed: PhantomData,
+        })
+    }
+
+    /// Records the step again, into this graph: in place where the backend can do so. Consumes the
+    /// graph, so that a stale one cannot be replayed by mistake.
+    ///
+    /// # Errors
+    ///
+    /// As for [`StepGraph::record`]; the graph is then gone.
+    ///
+    /// # Panics
+    ///
+    /// If `body` panics, with its panic.
+    pub fn record_again(
+        mut self,
+        stream: &B::Stream,
+        body: impl FnOnce(&mut Step<'a, B>) -> Result<(), BodyError>,
+    ) -> Result<(Self, Update), CaptureError> {
+        let recorded = Recorded::new(&self.dispatcher, stream, self.options, body)?;
+        let backend = self.dispatcher.context().backend();
+        let update = backend.update(&mut self.executable, recorded.recording)?;
+        self.shapes = recorded.shapes;
+        self.dispatches = recorded.dispatches;
+        Ok((self, update))
+    }
+
+    /// Queues one replay and returns the number of the step, by which its record is found. Waits for
+    /// nothing and allocates no device memory.
+    ///
+    /// # Errors
+    ///
+    /// [`CaptureError::Stale`] if the capacity it was shaped for has changed; nothing is queued then.
+    pub fn replay(&self, stream: &B::Stream) -> Result<u32, CaptureError> {
+        self.check_current()?;
+        self.dispatcher.context().backend().replay(stream, &self.executable)?;
+        Ok(self.dispatcher.count_step())
+    }
+
+    /// Whether the graph may still be replayed.
+    ///
+    /// # Errors
+    ///
+    /// [`CaptureError::Stale`] with the two shapes.
+    pub fn check_current(&self) -> Result<(), CaptureError> {
+        if self.options.shaping_of_rows() == RowShaping::DeviceCounted {
+            return Ok(());
+        }
+        for (set, recorded) in &self.shapes {
+            let now = set.shape();
+            if now.generation != recorded.generation {
+                let rank = self.dispatcher.context().rank();
+                return Err(CaptureError::Stale { rank, recorded: *recorded, now });
+            }
+        }
+        Ok(())
+    }
+
+    /// How many operations a replay runs, those of loop bodies counted once.
+    pub fn node_count(&self) -> usize {
+        self.dispatcher.context().backend().node_count(&self.executable)
+    }
+
+    /// How many dispatches the step has.
+    pub fn dispatches(&self) -> u32 {
+        self.dispatches
+    }
+}
+
+/// A step recorded and not yet executable.
+struct Recorded<B: Backend> {
+    recording: B::Recording,
+    shapes: SmallVec<[(RowSet<B>, RowShape); 2]>,
+    dispatches: u32,
+}
+
+impl<B: Backend> Recorded<B> {
+    fn new<'a>(
+        dispatcher: &TokenDispatcher<B>,
+        stream: &B::Stream,
+        options: StepOptions,
+        body: impl FnOnce(&mut Step<'a, B>) -> Result<(), BodyError>,
+    ) -> Result<Self, CaptureError> {
+        let backend = dispatcher.context().backend();
+        backend.begin_recording(stream)?;
+        let recorded = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: the stream records from here to the end of the closure, and the graph that
+            // comes of it carries 'a: it cannot be replayed beyond it.
+            let queue: Queue<'a, B> = unsafe { Queue::recording(backend, stream) };
+            let mut step = Step::begin(dispatcher, queue, options)?;
+            body(&mut step).map_err(|source| CaptureError::Body {
+                rank: dispatcher.context().rank(),
+                source,
+            })?;
+            Ok(step.finish()?)
+        }));
+        match recorded {
+            Ok(Ok(summary)) => Ok(Self {
+                recording: backend.end_recording(stream)?,
+                shapes: summary.shapes,
+                dispatches: summary.dispatches,
+            }),
+            Ok(Err(error)) => {
+                backend.abandon_recording(stream);
+                Err(error)
+            }
+            Err(panic) => {
+                backend.abandon_recording(stream);
+                resume_unwind(panic)
+            }
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for StepGraph<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepGraph")
+            .field("dispatcher", &self.dispatcher)
+            .field("options", &self.options)
+            .field("shapes", &self.shapes)
+            .field("dispatches", &self.dispatches)
+            .finish_non_exhaustive()
+    }
+}

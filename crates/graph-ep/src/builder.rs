@@ -1,0 +1,268 @@
+//! From a model's sizes to a rank that is ready to record.
+
+use ep_context::rendezvous::Rendezvous;
+use ep_context::{Backend, Deadlines, EpContext, Phase, Rank, RowSet};
+use token_dispatch::{
+    DType, DispatchConfig, ExpertMap, Handle, RoutingDependence, TokenDispatcher, worst_case_rows,
+};
+
+use crate::error::Error;
+use crate::layer::ExpertParallel;
+use crate::report::MemoryReport;
+
+/// The receive budget for a capacity factor: ceil(factor · tokens · top_k) rows, rounded up to the
+/// alignment. Tokens are those of the rank that has most. `None` if that is no number of rows.
+pub fn initial_capacity_rows(
+    factor: f64,
+    tokens: usize,
+    top_k: usize,
+    alignment: u32,
+) -> Option<u32> {
+    let rows = (factor * (tokens * top_k) as f64).ceil();
+    if !(factor.is_finite() && factor > 0.0 && rows < f64::from(1u32 << 31)) {
+        return None;
+    }
+    // Exact: a whole number below 2³¹.
+    (rows as u32).checked_next_multiple_of(alignment)
+}
+
+/// Collects what an [`ExpertParallel`] is built from. Every rank collects the same.
+#[derive(Clone, Debug)]
+pub struct ExpertParallelBuilder {
+    hidden: usize,
+    experts: usize,
+    top_k: usize,
+    max_tokens: usize,
+    map: Option<ExpertMap>,
+    dtype: DType,
+    alignment: u32,
+    capacity_factor: f64,
+    capacity_rows: Option<u32>,
+    lanes: usize,
+    routing: RoutingDependence,
+    max_dispatches: usize,
+    first_epoch: u32,
+    deadlines: Deadlines,
+    memory_limit: Option<u64>,
+}
+
+impl ExpertParallelBuilder {
+    pub(crate) fn new(hidden: usize, experts: usize, top_k: usize, max_tokens: usize) -> Self {
+        Self {
+            hidden,
+            experts,
+            top_k,
+            max_tokens,
+            map: None,
+            dtype: DType::Bf16,
+            alignment: 16,
+            capacity_factor: 1.25,
+            capacity_rows: None,
+            lanes: 1,
+            routing: RoutingDependence::Dependent,
+            max_dispatches: 256,
+            first_epoch: 0,
+            deadlines: Deadlines::default(),
+            memory_limit: None,
+        }
+    }
+
+    /// A home for each expert (default: contiguous, by floor division).
+    #[must_use]
+    pub fn expert_map(mut self, map: ExpertMap) -> Self {
+        self.map = Some(map);
+        self
+    }
+
+    /// The format of tokens and sums (default BF16).
+    #[must_use]
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// Rows of an expert are padded to a multiple of this power of two (default 16).
+    #[must_use]
+    pub fn alignment(mut self, rows: u32) -> Self {
+        self.alignment = rows;
+        self
+    }
+
+    /// The receive budget in multiples of what balanced routing sends (default 1.25); see
+    /// [`initial_capacity_rows`].
+    #[must_use]
+    pub fn capacity_factor(mut self, factor: f64) -> Self {
+        self.capacity_factor = factor;
+        self
+    }
+
+    /// The receive budget in rows, in place of a factor.
+    #[must_use]
+    pub fn capacity_rows(mut self, rows: u32) -> Self {
+        self.capacity_rows = Some(rows);
+        self
+    }
+
+    /// Dispatch–combine pairs that may be open at once (default 1).
+    #[must_use]
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// Whether routing depends on earlier outputs of the step (default: it does).
+    #[must_use]
+    pub fn routing(mut self, routing: RoutingDependence) -> Self {
+        self.routing = routing;
+        self
+    }
+
+    /// The most dispatches in a step whose requirements are recorded one by one (default 256).
+    #[must_use]
+    pub fn max_dispatches(mut self, dispatches: usize) -> Self {
+        self.max_dispatches = dispatches;
+        self
+    }
+
+    /// The epoch before the first; see
+    /// [`first_epoch`](token_dispatch::DispatchConfigBuilder::first_epoch).
+    #[must_use]
+    pub fn first_epoch(mut self, epoch: u32) -> Self {
+        self.first_epoch = epoch;
+        self
+    }
+
+    /// How long each phase may wait.
+    #[must_use]
+    pub fn deadlines(mut self, deadlines: Deadlines) -> Self {
+        self.deadlines = deadlines;
+        self
+    }
+
+    /// The most bytes of device memory for this rank, over everything in the memory report.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: Option<u64>) -> Self {
+        self.memory_limit = bytes;
+        self
+    }
+
+    /// What a rank of a group of `world` ranks will allocate. Allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// What [`ExpertParallelBuilder::build`] would refuse of the configuration.
+    pub fn memory_report(&self, rank: Rank, world: usize) -> Result<MemoryReport, Error> {
+        let config = self.config(world)?;
+        let (budget, worst) = self.capacities(&config, rank, world)?;
+        let mut report = MemoryReport::new(budget, worst);
+        for (label, bytes) in token_dispatch::memory::fixed_memory(&config, rank, world) {
+            report.fixed(label, bytes);
+        }
+        for (label, bytes) in token_dispatch::memory::HANDLE_ROW_MEMORY {
+            report.rows(label, *bytes);
+        }
+        report.rows("received rows", config.row_bytes());
+        report.rows("expert outputs", config.row_bytes());
+        Ok(report)
+    }
+
+    /// Meets the other ranks and allocates everything. Collective: all ranks call it with the same
+    /// settings, or all get an error that names the difference.
+    ///
+    /// # Errors
+    ///
+    /// A setting out of range, a budget above the memory limit, a rank that is missing, differs, or
+    /// runs out of memory.
+    pub fn build<B: Backend>(
+        &self,
+        backend: B,
+        rendezvous: impl Rendezvous + 'static,
+    ) -> Result<ExpertParallel<B>, Error> {
+        let (rank, world) = (rendezvous.rank(), rendezvous.world());
+        let config = self.config(world)?;
+        let (budget, worst) = self.capacities(&config, rank, world)?;
+        if let Some(limit) = self.memory_limit {
+            let needed = self.memory_report(rank, world)?.budget_bytes();
+            if needed > limit {
+                return Err(Error::MemoryLimit { capacity_rows: budget, needed, limit });
+            }
+        }
+        let context = EpContext::builder(backend, rendezvous)
+            .deadlines(self.deadlines)
+            .memory_limit(self.memory_limit)
+            .build()?;
+        let dispatcher = TokenDispatcher::new(&context, config)?;
+        let local = Self::receive(&dispatcher, budget, worst);
+        let deadline = self.deadlines.of(Phase::Setup);
+        let parts = ep_context::rendezvous::all_or_none(
+            context.rendezvous(),
+            "receive buffers",
+            local,
+            deadline,
+        )
+        .map_err(ep_context::ContextError::from)?;
+        Ok(ExpertParallel::new(dispatcher, parts))
+    }
+
+    fn receive<B: Backend>(
+        dispatcher: &TokenDispatcher<B>,
+        budget: u32,
+        worst: u32,
+    ) -> Result<ReceiveParts<B>, Error> {
+        let context = dispatcher.context();
+        let row_bytes = dispatcher.config().row_bytes();
+        let stream = context.stream("step")?;
+        let rows = RowSet::new(context, &stream, "receive rows", budget, budget.max(worst))?;
+        let handle = Handle::new(dispatcher, &rows)?;
+        let received = rows.add("received rows", row_bytes)?;
+        let outputs = rows.add("expert outputs", row_bytes)?;
+        Ok(ReceiveParts { stream, rows, handle, received, outputs })
+    }
+
+    fn config(&self, world: usize) -> Result<DispatchConfig, Error> {
+        let map = match &self.map {
+            Some(map) => map.clone(),
+            None => ExpertMap::contiguous(self.experts, world)?,
+        };
+        let config = DispatchConfig::builder(self.hidden, self.top_k, self.max_tokens, map)
+            .alignment(self.alignment)
+            .dtype(self.dtype)
+            .lanes(self.lanes)
+            .routing(self.routing)
+            .max_dispatches(self.max_dispatches)
+            .first_epoch(self.first_epoch)
+            .build()?;
+        Ok(config)
+    }
+
+    /// The receive budget and the rows of the worst routing.
+    fn capacities(
+        &self,
+        config: &DispatchConfig,
+        rank: Rank,
+        world: usize,
+    ) -> Result<(u32, u32), Error> {
+        let by_factor = initial_capacity_rows(
+            self.capacity_factor,
+            self.max_tokens,
+            self.top_k,
+            self.alignment,
+        );
+        let budget = match self.capacity_rows {
+            Some(rows) => rows,
+            None => by_factor.ok_or(Error::CapacityFactor(self.capacity_factor))?,
+        };
+        let local = config.experts().held_by(rank) as usize;
+        let worst = worst_case_rows(self.max_tokens * world, self.top_k, local, self.alignment);
+        Ok((budget, worst))
+    }
+}
+
+/// What one rank receives with.
+pub(crate) struct ReceiveParts<B: Backend> {
+    pub(crate) stream: B::Stream,
+    pub(crate) rows: RowSet<B>,
+    pub(crate) handle: Handle<B>,
+    pub(crate) received: ep_context::RowBuffer<B>,
+    pub(crate) outputs: ep_context::RowBuffer<B>,
+}

@@ -1,0 +1,262 @@
+//! One rank's part in an expert-parallel group, and one MoE layer of a step.
+
+use std::fmt;
+
+use ep_context::{Backend, Buffer, DeviceSlice, EpContext, Queue, RowBuffer, RowSet};
+use graph_capture::BodyError;
+use overflow::{OverflowError, RecoverySettings, StepRunner};
+use token_dispatch::{Combine, Dispatch, Handle, Lane, Step, TokenCount, TokenDispatcher, TopKIds};
+
+use crate::builder::{ExpertParallelBuilder, ReceiveParts};
+use crate::error::Error;
+
+/// One rank's part in an expert-parallel group: dispatcher, receive buffers, stream. A clone is the
+/// same part.
+///
+/// ```
+/// use graph_ep::synthetic::SyntheticExperts;
+/// use graph_ep::{
+///     ExpertParallel, HostBackend, MoeLayer, RecoverySettings, ThreadGroup, TokenCount, TopKIds,
+/// };
+///
+/// // Two ranks, as threads of this process; hidden 64, 8 experts, top-2, at most 16 tokens a rank.
+/// let ranks = ThreadGroup::new(2)?.into_iter().map(|rendezvous| {
+///     std::thread::spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///         let group = ExpertParallel::<HostBackend>::builder(64, 8, 2, 16)
+///             .capacity_factor(1.25)
+///             .build(HostBackend::default(), rendezvous)?;
+///         let tokens = group.allocate(16 * 64 * 2)?;
+///         let ids = group.allocate(16 * 2 * 4)?;
+///         let output = group.allocate(16 * 64 * 2)?;
+///         let experts = SyntheticExperts::new(&group)?;
+///
+///         // The body of a step: here one MoE layer. It is recorded once and replayed.
+///         let mut layer = MoeLayer::new(
+///             tokens.slice(),
+///             TokenCount::Fixed(16),
+///             TopKIds::I32(ids.slice()),
+///             output.slice(),
+///         );
+///         layer.topk_weights = None;
+///         let body = {
+///             let group = group.clone();
+///             move |step: &mut graph_ep::Step<'static, HostBackend>| {
+///                 group.layer(step, &layer, |queue, received| experts.queue(queue, received))
+///             }
+///         };
+///         let mut runner = group.runner(RecoverySettings::new(), body)?;
+///
+///         // All 16 tokens of both ranks go to experts 0 and 1, which rank 0 holds: 64 rows where
+///         // the budget is 48. The step is recovered, and no row is missing.
+///         let skewed: Vec<i32> = (0..16).flat_map(|_| [0, 1]).collect();
+///         group.write(&ids, bytemuck::cast_slice(&skewed))?;
+///         let report = runner.run()?;
+///         assert!(matches!(report.outcome, graph_ep::Outcome::Recovered { replays: 1, .. }));
+///         assert_eq!(report.record.dropped, 0);
+///         Ok(())
+///     })
+/// });
+/// for rank in ranks.collect::<Vec<_>>() {
+///     rank.join().expect("no panic").expect("no error");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ExpertParallel<B: Backend> {
+    dispatcher: TokenDispatcher<B>,
+    stream: B::Stream,
+    rows: RowSet<B>,
+    handle: Handle<B>,
+    received: RowBuffer<B>,
+    outputs: RowBuffer<B>,
+}
+
+impl<B: Backend> ExpertParallel<B> {
+    /// Starts to collect settings: rows of `hidden` values, `top_k` of `experts` experts for each
+    /// token, at most `max_tokens` tokens on a rank.
+    pub fn builder(
+        hidden: usize,
+        experts: usize,
+        top_k: usize,
+        max_tokens: usize,
+    ) -> ExpertParallelBuilder {
+        ExpertParallelBuilder::new(hidden, experts, top_k, max_tokens)
+    }
+
+    pub(crate) fn new(dispatcher: TokenDispatcher<B>, parts: ReceiveParts<B>) -> Self {
+        let ReceiveParts { stream, rows, handle, received, outputs } = parts;
+        Self { dispatcher, stream, rows, handle, received, outputs }
+    }
+
+    /// The membership of the group.
+    pub fn context(&self) -> &EpContext<B> {
+        self.dispatcher.context()
+    }
+
+    /// The dispatcher.
+    pub fn dispatcher(&self) -> &TokenDispatcher<B> {
+        &self.dispatcher
+    }
+
+    /// The stream on which steps run.
+    pub fn stream(&self) -> &B::Stream {
+        &self.stream
+    }
+
+    /// The row set of the receive buffers. Buffers that an engine adds to it grow with them.
+    pub fn rows(&self) -> &RowSet<B> {
+        &self.rows
+    }
+
+    /// Zeroed device memory for inputs and outputs.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer<B>, Error> {
+        Ok(self.context().allocate("tensor", bytes)?)
+    }
+
+    /// Queues a copy of `data` to the start of `to`, before the next step.
+    ///
+    /// # Errors
+    ///
+    /// `to` is shorter.
+    pub fn write(&self, to: &Buffer<B>, data: &[u8]) -> Result<(), Error> {
+        let queue = Queue::direct(self.context().backend(), &self.stream);
+        // SAFETY: buffers of this group are used on its stream, in whose order this is.
+        Ok(unsafe { queue.upload(&to.slice(), data) }?)
+    }
+
+    /// Waits for the stream and copies the start of `from` to the host.
+    ///
+    /// # Errors
+    ///
+    /// `from` is shorter, or earlier work failed.
+    pub fn read(&self, from: &Buffer<B>, into: &mut [u8]) -> Result<(), Error> {
+        let queue = Queue::direct(self.context().backend(), &self.stream);
+        Ok(queue.download(&from.slice(), into)?)
+    }
+
+    /// A runner of steps whose body is `body`.
+    ///
+    /// # Errors
+    ///
+    /// A setting out of range.
+    pub fn runner(
+        &self,
+        settings: RecoverySettings,
+        body: impl FnMut(&mut Step<'static, B>) -> Result<(), BodyError> + Send + 'static,
+    ) -> Result<StepRunner<B>, OverflowError> {
+        StepRunner::new(
+            &self.dispatcher,
+            self.stream.clone(),
+            self.rows.clone(),
+            settings,
+            Box::new(body),
+        )
+    }
+
+    /// Queues one MoE layer of a step on lane 0: dispatch, `experts`, combine.
+    ///
+    /// # Errors
+    ///
+    /// What [`Lane::dispatch`], `experts` and [`Lane::combine`] refuse.
+    pub fn layer<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        layer: &MoeLayer<'a, B>,
+        experts: impl FnOnce(&Queue<'a, B>, &Received<'_, B>) -> Result<(), BodyError>,
+    ) -> Result<(), BodyError> {
+        let lane: Lane<B> = self.dispatcher.lane(0).ok_or("the dispatcher has no lane")?;
+        lane.dispatch(
+            step,
+            &Dispatch {
+                tokens: layer.tokens.clone(),
+                count: layer.count.clone(),
+                topk_ids: layer.topk_ids.clone(),
+                topk_weights: layer.topk_weights.clone(),
+                rows: &self.received,
+                handle: &self.handle,
+            },
+        )?;
+        let received = Received {
+            rows: &self.received,
+            outputs: &self.outputs,
+            handle: &self.handle,
+            row_limit: step.row_limit(&self.rows),
+        };
+        experts(step.queue(), &received)?;
+        lane.combine(
+            step,
+            &Combine {
+                handle: &self.handle,
+                expert_rows: self.outputs.slice(),
+                output: layer.output.clone(),
+            },
+        )?;
+        Ok(())
+    }
+}
+
+impl<B: Backend> Clone for ExpertParallel<B> {
+    fn clone(&self) -> Self {
+        Self {
+            dispatcher: self.dispatcher.clone(),
+            stream: self.stream.clone(),
+            rows: self.rows.clone(),
+            handle: self.handle.clone(),
+            received: self.received.clone(),
+            outputs: self.outputs.clone(),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for ExpertParallel<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExpertParallel")
+            .field("dispatcher", &self.dispatcher)
+            .field("rows", &self.rows)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The tensors of one MoE layer on one rank.
+#[derive(Clone, Debug)]
+pub struct MoeLayer<'a, B: Backend> {
+    /// `[tokens, hidden]`.
+    pub tokens: DeviceSlice<'a, B>,
+    /// How many tokens.
+    pub count: TokenCount<'a, B>,
+    /// `[tokens, top_k]` expert ids; −1 is none.
+    pub topk_ids: TopKIds<'a, B>,
+    /// `[tokens, top_k]` f32; without them every weight is 1.
+    pub topk_weights: Option<DeviceSlice<'a, B>>,
+    /// `[tokens, hidden]`: the weighted sum of what the experts made of each token.
+    pub output: DeviceSlice<'a, B>,
+}
+
+impl<'a, B: Backend> MoeLayer<'a, B> {
+    /// A layer without weights.
+    pub fn new(
+        tokens: DeviceSlice<'a, B>,
+        count: TokenCount<'a, B>,
+        topk_ids: TopKIds<'a, B>,
+        output: DeviceSlice<'a, B>,
+    ) -> Self {
+        Self { tokens, count, topk_ids, topk_weights: None, output }
+    }
+}
+
+/// What the experts of a rank work on: rows grouped by expert.
+#[derive(Debug)]
+pub struct Received<'s, B: Backend> {
+    /// `[capacity, hidden]`: the rows of local expert `e` are those from `expert_offsets[e]`, as many
+    /// as `tokens_per_expert[e]`; up to the next offset follow rows of zeros.
+    pub rows: &'s RowBuffer<B>,
+    /// `[capacity, hidden]`: where the experts leave the result of each row, in the same place.
+    pub outputs: &'s RowBuffer<B>,
+    /// Holds `expert_offsets`, `tokens_per_expert` and `total`, all in device memory.
+    pub handle: &'s Handle<B>,
+    /// The rows that whatever has a row dimension must cover in this step.
+    pub row_limit: u32,
+}

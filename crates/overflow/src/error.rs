@@ -1,0 +1,63 @@
+//! The errors of running and recovering steps.
+
+use ep_context::{BackendError, ContextError, Rank};
+use graph_capture::{BodyError, CaptureError};
+use token_dispatch::DispatchError;
+
+use crate::agreement::Refusal;
+use crate::growth::GrowthError;
+
+/// What a step can fail with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OverflowError {
+    /// Routing overflowed, and the policy is to fail. The same on every rank; the group goes on.
+    #[error(
+        "step {step} overflowed: dispatch {first_over} required up to {required} rows of a rank; \
+         this rank has {budget}"
+    )]
+    Overflow {
+        /// The step.
+        step: u32,
+        /// Its first over-budget dispatch.
+        first_over: u32,
+        /// The most rows that a rank required.
+        required: u32,
+        /// The rows of the rank that reports.
+        budget: u32,
+    },
+    /// A rank could not grow. The same on every rank; nothing has changed, and the group goes on.
+    #[error(
+        "{rank} cannot recover the step: {}; it requires {} rows, has {}, and may have {}",
+        refusal.reason, refusal.required, refusal.budget, refusal.limit
+    )]
+    Refused {
+        /// The rank.
+        rank: Rank,
+        /// Its reason and numbers.
+        refusal: Refusal,
+    },
+    /// The step's body failed when it ran eagerly.
+    #[error("{rank}: the body of the step failed")]
+    Body {
+        /// The rank.
+        rank: Rank,
+        /// What the body returned.
+        source: BodyError,
+    },
+    /// A growth setting is out of range.
+    #[error(transparent)]
+    Growth(#[from] GrowthError),
+    /// The step could not be recorded or replayed.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// An operation of the step failed.
+    #[error(transparent)]
+    Dispatch(#[from] DispatchError),
+    /// The device refused.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The group failed.
+    #[error(transparent)]
+    Context(#[from] ContextError),
+}

@@ -1,0 +1,113 @@
+//! What to do about a step that overflowed, and within which limits.
+
+use std::fmt;
+
+use token_dispatch::RowShaping;
+
+use crate::growth::{Adjustments, GrowthPolicy};
+
+/// What to do when routing sends a rank more rows than it has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum OverflowPolicy {
+    /// Grow, record again and replay the step; after [`RecoverySettings::max_replays`] run it
+    /// eagerly. No row is lost.
+    #[default]
+    Recover,
+    /// Keep what fitted, and report what did not.
+    Drop,
+    /// Report an error. The group goes on: the next step may be run.
+    Fail,
+}
+
+impl fmt::Display for OverflowPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OverflowPolicy::Recover => "recover",
+            OverflowPolicy::Drop => "drop",
+            OverflowPolicy::Fail => "fail",
+        })
+    }
+}
+
+/// How a [`StepRunner`](crate::StepRunner) runs steps and recovers them.
+#[derive(Clone, Copy, Debug)]
+pub struct RecoverySettings {
+    pub(crate) overflow: OverflowPolicy,
+    pub(crate) growth: GrowthPolicy,
+    pub(crate) adjustments: Adjustments,
+    pub(crate) shaping: RowShaping,
+    pub(crate) max_replays: u32,
+    pub(crate) max_rows: Option<u32>,
+    pub(crate) eager_max_rows: Option<u32>,
+}
+
+impl RecoverySettings {
+    /// Recover with the default growth, in graphs shaped by capacity, replaying at most twice.
+    pub fn new() -> Self {
+        Self {
+            overflow: OverflowPolicy::Recover,
+            growth: GrowthPolicy::default(),
+            adjustments: Adjustments::default(),
+            shaping: RowShaping::Capacity,
+            max_replays: 2,
+            max_rows: None,
+            eager_max_rows: None,
+        }
+    }
+
+    /// What to do about an overflow.
+    #[must_use]
+    pub fn overflow(mut self, policy: OverflowPolicy) -> Self {
+        self.overflow = policy;
+        self
+    }
+
+    /// How much to grow.
+    #[must_use]
+    pub fn growth(mut self, policy: GrowthPolicy) -> Self {
+        self.growth = policy;
+        self
+    }
+
+    /// Growing ahead and shrinking between steps; off by default.
+    #[must_use]
+    pub fn adjustments(mut self, adjustments: Adjustments) -> Self {
+        self.adjustments = adjustments;
+        self
+    }
+
+    /// Whether growth makes the recorded graph stale.
+    #[must_use]
+    pub fn shaping(mut self, shaping: RowShaping) -> Self {
+        self.shaping = shaping;
+        self
+    }
+
+    /// How often one step is replayed before it runs eagerly (default 2).
+    #[must_use]
+    pub fn max_replays(mut self, replays: u32) -> Self {
+        self.max_replays = replays;
+        self
+    }
+
+    /// The most rows that growth may reach (default: what the row set reserves).
+    #[must_use]
+    pub fn max_rows(mut self, rows: u32) -> Self {
+        self.max_rows = Some(rows);
+        self
+    }
+
+    /// The most rows that an eager run may reach (default: what the row set reserves).
+    #[must_use]
+    pub fn eager_max_rows(mut self, rows: u32) -> Self {
+        self.eager_max_rows = Some(rows);
+        self
+    }
+}
+
+impl Default for RecoverySettings {
+    fn default() -> Self {
+        Self::new()
+    }
+}
