@@ -1,1 +1,27 @@
-//! Conformance and integration tests of GraphEP.
+//! What every backend of GraphEP has to do, as a suite of named checks that is instantiated for each.
+//!
+//! - [`backend`]: what a backend brings to be tested, and how its ranks are run.
+//! - [`case`](mod@case): the sizes and settings of one exchange; [`inputs`]: tokens, ids and weights
+//!   for it, derived from a seed.
+//! - [`oracle`]: what has to come out, from the pure functions of `token_dispatch::reference`.
+//! - [`rig`]: one rank, built and fed from a case, and what it saw ([`outcome`]).
+//! - [`kernels`]: device operations that tests need.
+//! - [`checks`]: the suite, one module a theme; [`conformance_suite!`] makes a `#[test]` of each check.
+//!
+//! A check runs its ranks by [`TestBackend::on_ranks`] and judges what they return, which is plain
+//! data: so it does not matter whether ranks are threads or processes.
+
+pub mod backend;
+pub mod case;
+pub mod checks;
+pub mod inputs;
+pub mod kernels;
+pub mod oracle;
+pub mod outcome;
+pub mod rig;
+mod suite;
+
+pub use backend::{HostThreads, RankEnv, RankResult, TestBackend};
+pub use case::{Case, Order, Skew};
+pub use outcome::RankRun;
+pub use rig::Rig;

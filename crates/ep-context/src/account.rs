@@ -51,6 +51,11 @@ impl MemoryAccount {
         self.inner.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
+    /// A charge of nothing, for memory that is somebody else's.
+    pub fn charge_nothing(&self) -> Charge {
+        Charge { account: self.clone(), bytes: AtomicU64::new(0) }
+    }
+
     /// Counts `bytes` for `what` until the returned charge is dropped.
     ///
     /// # Errors

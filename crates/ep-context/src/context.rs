@@ -190,6 +190,21 @@ impl<B: Backend> EpContext<B> {
         Ok(Buffer::new(self.inner.backend.allocate(bytes)?, label, charge))
     }
 
+    /// Zeroed private device memory that does not count against the limit of this rank: for tensors
+    /// of the caller's own. Local; may synchronise the device.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::OutOfMemory`] where the device has no room.
+    pub fn allocate_uncounted(
+        &self,
+        label: &'static str,
+        bytes: usize,
+    ) -> Result<Buffer<B>, BackendError> {
+        let charge = self.inner.account.charge_nothing();
+        Ok(Buffer::new(self.inner.backend.allocate(bytes)?, label, charge))
+    }
+
     /// Memory of `bytes` bytes on every rank, mapped by every rank. Collective: all ranks call it in
     /// the same order with the same size.
     ///

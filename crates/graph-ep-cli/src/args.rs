@@ -79,8 +79,8 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t)]
     pub growth: GrowthChoice,
 
-    /// Grow between steps once a requirement exceeds this fraction of the capacity [default: off]
-    #[arg(long, value_name = "F", value_parser = number::fraction)]
+    /// Grow between steps once a requirement times this factor exceeds the capacity [default: off]
+    #[arg(long, value_name = "F", value_parser = number::look_ahead)]
     pub look_ahead: Option<f64>,
 
     /// Shrink between steps after this many that needed less [default: off]
@@ -170,7 +170,7 @@ mod tests {
     fn every_flag_arrives() {
         let args = parse(
             "--workload zero-load --ranks 4 --backend cuda --mode rounds --graph device-counts \
-             --capacity-factor 0.5 --alignment 1 --growth exact --look-ahead 0.9 --shrink-after 5 \
+             --capacity-factor 0.5 --alignment 1 --growth exact --look-ahead 1.1 --shrink-after 5 \
              --hidden 8 --dtype fp32 --steps 3 --memory-limit 2MiB --seed 18446744073709551615 \
              --report r.json --plot p.svg -vv",
         );
@@ -184,7 +184,7 @@ mod tests {
             capacity_factor: 0.5,
             alignment: 1,
             growth: GrowthChoice::Exact,
-            look_ahead: Some(0.9),
+            look_ahead: Some(1.1),
             shrink_after: Some(5),
             hidden: 8,
             dtype: Dtype::Fp32,
@@ -214,7 +214,7 @@ mod tests {
             "--alignment 0",
             "--alignment 3",
             "--alignment 512",
-            "--look-ahead 1.5",
+            "--look-ahead 0.9",
             "--look-ahead 0",
             "--shrink-after 0",
             "--hidden 0",

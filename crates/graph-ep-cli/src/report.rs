@@ -74,7 +74,8 @@ pub struct Report {
     pub graph: GraphChoice,
     /// How much to grow after an overflow.
     pub growth: GrowthChoice,
-    /// Fraction of capacity beyond which to grow between steps; none if off.
+    /// Factor by which a requirement may rise before capacity is too small, growing between steps if
+    /// so; none if off.
     pub look_ahead: Option<f64>,
     /// Steps that needed less, after which to shrink; none if off.
     pub shrink_after: Option<usize>,

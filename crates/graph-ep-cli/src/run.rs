@@ -1,7 +1,26 @@
 //! The main job, from arguments to a verdict.
+//!
+//! Every rank is a thread ([`rank`]) that records and runs the steps, and checks what came out
+//! ([`verify`]); it tells the main thread of each step, which shows it and adds it up ([`collect`]).
 
-use crate::args::{ArgsError, RunArgs};
-use crate::routing::{Routing, RoutingError};
+mod collect;
+mod group;
+mod interrupt;
+mod rank;
+mod tensors;
+mod verify;
+
+use std::error::Error;
+
+use graph_ep::HostBackend;
+
+use crate::args::{ArgsError, BackendChoice, Mode, RunArgs};
+use crate::demand;
+use crate::output::OutputError;
+use crate::plot::{self, PlotError};
+use crate::report::{Outcome, Report};
+use crate::routing::{Routing, RoutingError, Shards};
+use crate::table;
 use crate::trace::{self, TraceError};
 use crate::verdict::Verdict;
 use crate::workload::WorkloadConfig;
@@ -16,23 +35,76 @@ pub enum RunError {
     /// The trace was not read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The workload cannot be generated.
-    #[error("the workload cannot be generated")]
-    Workload(#[source] RoutingError),
-    /// There is nothing to run on.
-    #[error("engine not linked")]
-    NoEngine,
+    /// The routing cannot be made, or not be spread over so many ranks.
+    #[error("the routing does not fit the run")]
+    Routing(#[source] RoutingError),
+    /// What was asked for does not exist yet.
+    #[error("{what} is not built yet; {instead}")]
+    NotBuilt {
+        /// What was asked for.
+        what: &'static str,
+        /// What can be had.
+        instead: &'static str,
+    },
+    /// The sizes are more than a rank can be made for.
+    #[error("{what} is {value}, more than the {limit} that this version is made for")]
+    TooLarge {
+        /// The size.
+        what: &'static str,
+        /// Its value, or that it cannot be counted.
+        value: String,
+        /// The limit.
+        limit: u64,
+    },
+    /// The group cannot be made of these settings.
+    #[error("the group cannot be set up")]
+    Setup(#[source] graph_ep::Error),
+    /// Ctrl-C could not be taken over.
+    #[error("cannot listen for Ctrl-C")]
+    Interrupt(#[source] ctrlc::Error),
+    /// A thread could not be started.
+    #[error("cannot start the thread of rank {rank}")]
+    Thread {
+        /// The rank.
+        rank: usize,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The report could not be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// The plot could not be drawn.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
 }
 
 impl RunError {
     /// How a run that ended so is told to the shell.
     pub fn verdict(&self) -> Verdict {
         match self {
-            Self::Args(_) | Self::Trace(_) | Self::Workload(_) | Self::NoEngine => {
-                Verdict::BadInput
+            Self::Args(_)
+            | Self::Trace(_)
+            | Self::Routing(_)
+            | Self::NotBuilt { .. }
+            | Self::TooLarge { .. }
+            | Self::Setup(_) => Verdict::BadInput,
+            Self::Interrupt(_) | Self::Thread { .. } | Self::Output(_) | Self::Plot(_) => {
+                Verdict::Failed
             }
         }
     }
+}
+
+/// What every rank and the collector need to know.
+#[derive(Debug)]
+struct Plan {
+    args: RunArgs,
+    routing: Routing,
+    shards: Shards,
+    initial_capacity: u32,
+    worst_case_rows: usize,
+    /// What each step requires of each rank, from the routing alone.
+    demand: Vec<Vec<usize>>,
 }
 
 /// Does what `args` ask for.
@@ -42,9 +114,106 @@ impl RunError {
 /// [`RunError`], if the run could not begin or not come to a verdict.
 pub fn run(args: &RunArgs) -> Result<Verdict, RunError> {
     args.check_outputs()?;
-    let routing = load(args)?;
-    tracing::info!(name = routing.name(), steps = routing.steps(), "routing loaded");
-    Err(RunError::NoEngine)
+    let plan = Plan::new(args)?;
+    match args.backend {
+        BackendChoice::Auto | BackendChoice::Host => {
+            if args.backend == BackendChoice::Auto {
+                tracing::info!("no GPU backend in this version: running on the host");
+            }
+            let report = group::run(&plan, |rank| {
+                HostBackend::new(graph_ep::ep_context::host::HostOptions::new(format!(
+                    "rank-{rank}"
+                )))
+            })?;
+            conclude(args, &report)
+        }
+        BackendChoice::Cuda => Err(RunError::NotBuilt {
+            what: "--backend cuda",
+            instead: "--backend host runs the same protocol without a GPU",
+        }),
+    }
+}
+
+/// Shows and writes the report, and says what it amounts to.
+fn conclude(args: &RunArgs, report: &Report) -> Result<Verdict, RunError> {
+    print!("{}", table::render(report));
+    if let Some(failure) = &report.failure {
+        eprintln!("failed: {failure}");
+    }
+    if let Some(path) = &args.report {
+        report.write(path)?;
+    }
+    if let Some(path) = &args.plot {
+        plot::write(report, path)?;
+    }
+    Ok(match report.outcome {
+        Outcome::Verified => Verdict::Verified,
+        Outcome::Mismatch | Outcome::Failed => Verdict::Failed,
+    })
+}
+
+impl Plan {
+    fn new(args: &RunArgs) -> Result<Self, RunError> {
+        if args.mode == Mode::Rounds {
+            return Err(RunError::NotBuilt {
+                what: "--mode rounds",
+                instead: "--mode recover loses no rows either",
+            });
+        }
+        let routing = load(args)?;
+        let shards = routing.shards(args.ranks).map_err(RunError::Routing)?;
+        let (tokens, top_k) = (shards.max_tokens(), routing.top_k());
+        let too_large = |what, value: String| RunError::TooLarge {
+            what,
+            value,
+            limit: i32::MAX.unsigned_abs().into(),
+        };
+        let initial =
+            demand::initial_capacity_rows(args.capacity_factor, tokens, top_k, args.alignment);
+        let initial_capacity = initial
+            .and_then(|rows| i32::try_from(rows).ok())
+            .ok_or_else(|| {
+                let rows = initial.map_or("beyond counting".to_owned(), |rows| rows.to_string());
+                too_large("the initial capacity in rows", rows)
+            })?
+            .unsigned_abs();
+        let worst_case_rows = demand::worst_case_rows(
+            routing.tokens(),
+            args.ranks,
+            routing.experts(),
+            top_k,
+            args.alignment,
+        )
+        .filter(|rows| i32::try_from(*rows).is_ok())
+        .ok_or_else(|| too_large("the worst case in rows", "2³¹ or more".to_owned()))?;
+        let demand = demand::required_rows(&routing, args.ranks, args.alignment);
+        tracing::info!(
+            routing = routing.name(),
+            steps = routing.steps(),
+            layers = routing.layers(),
+            tokens = routing.tokens(),
+            ranks = args.ranks,
+            initial_capacity,
+            worst_case_rows,
+            "routing loaded"
+        );
+        Ok(Self { args: args.clone(), routing, shards, initial_capacity, worst_case_rows, demand })
+    }
+
+    /// The sizes of the expert-parallel group, as its ranks are built from them.
+    fn group(&self) -> graph_ep::ExpertParallelBuilder {
+        graph_ep::ExpertParallel::<HostBackend>::builder(
+            self.args.hidden,
+            self.routing.experts(),
+            self.routing.top_k(),
+            self.shards.max_tokens().max(1),
+        )
+        .dtype(tensors::dtype(self.args.dtype))
+        .alignment(self.args.alignment as u32)
+        .capacity_rows(self.initial_capacity)
+        .routing(graph_ep::RoutingDependence::Independent)
+        .max_dispatches(self.routing.layers())
+    }
 }
 
 /// The routing that `args` name, cut to `--steps` and fit for `--ranks`.
@@ -53,8 +222,13 @@ fn load(args: &RunArgs) -> Result<Routing, RunError> {
         (Some(path), _) => trace::load(path)?,
         (None, Some(workload)) => WorkloadConfig::new(workload, args.seed, args.ranks)
             .generate()
-            .map_err(RunError::Workload)?,
+            .map_err(RunError::Routing)?,
         (None, None) => trace::built_in()?,
     };
     Ok(args.check(routing)?)
+}
+
+/// An error and its causes in one line.
+fn line(error: &(dyn Error + 'static)) -> String {
+    graph_ep::ep_context::error::chain(error)
 }

@@ -107,13 +107,14 @@ impl<B: Backend> ExpertParallel<B> {
         &self.rows
     }
 
-    /// Zeroed device memory for inputs and outputs.
+    /// Zeroed device memory of the caller's own, for inputs and outputs. Not counted against the memory
+    /// limit, which is for what the memory report lists.
     ///
     /// # Errors
     ///
     /// Out of memory.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer<B>, Error> {
-        Ok(self.context().allocate("tensor", bytes)?)
+        Ok(self.context().allocate_uncounted("tensor", bytes)?)
     }
 
     /// Queues a copy of `data` to the start of `to`, before the next step.
@@ -132,9 +133,9 @@ impl<B: Backend> ExpertParallel<B> {
     /// # Errors
     ///
     /// `from` is shorter, or earlier work failed.
-    pub fn read(&self, from: &Buffer<B>, into: &mut [u8]) -> Result<(), Error> {
+    pub fn read(&self, from: &DeviceSlice<'static, B>, into: &mut [u8]) -> Result<(), Error> {
         let queue = Queue::direct(self.context().backend(), &self.stream);
-        Ok(queue.download(&from.slice(), into)?)
+        Ok(queue.download(from, into)?)
     }
 
     /// A runner of steps whose body is `body`.

@@ -27,9 +27,9 @@ pub enum NumberError {
     /// A factor must be finite and positive.
     #[error("it must be finite and greater than 0")]
     Factor,
-    /// A fraction lies above zero and at most at one.
-    #[error("it must be greater than 0 and at most 1")]
-    Fraction,
+    /// Looking ahead means expecting at least what was.
+    #[error("it must be finite and at least 1")]
+    LookAhead,
     /// An alignment is a power of two.
     #[error("it must be a power of two from 1 to {MAX_ALIGNMENT}")]
     Alignment,
@@ -56,9 +56,9 @@ pub(super) fn positive_factor(text: &str) -> Result<f64, NumberError> {
     if factor.is_finite() && factor > 0.0 { Ok(factor) } else { Err(NumberError::Factor) }
 }
 
-pub(super) fn fraction(text: &str) -> Result<f64, NumberError> {
-    let fraction: f64 = text.parse()?;
-    if fraction > 0.0 && fraction <= 1.0 { Ok(fraction) } else { Err(NumberError::Fraction) }
+pub(super) fn look_ahead(text: &str) -> Result<f64, NumberError> {
+    let factor: f64 = text.parse()?;
+    if factor.is_finite() && factor >= 1.0 { Ok(factor) } else { Err(NumberError::LookAhead) }
 }
 
 pub(super) fn alignment(text: &str) -> Result<usize, NumberError> {
@@ -84,8 +84,8 @@ mod tests {
         assert_eq!(hidden("8"), Ok(8));
         assert_eq!(hidden("1048576"), Ok(1 << 20));
         assert_eq!(hidden("1048584"), Err(NumberError::Hidden));
-        assert_eq!(fraction("1"), Ok(1.0));
-        assert_eq!(fraction("NaN"), Err(NumberError::Fraction));
+        assert_eq!(look_ahead("1"), Ok(1.0));
+        assert_eq!(look_ahead("NaN"), Err(NumberError::LookAhead));
         assert_eq!(positive_factor("1e-9"), Ok(1e-9));
         assert_eq!(positive_factor("1e999"), Err(NumberError::Factor));
         assert!(matches!(positive("99999999999999999999"), Err(NumberError::Integer(_))));

@@ -1,0 +1,180 @@
+//! The ranks of a run as threads, and the thread that listens to them.
+
+use std::sync::mpsc;
+use std::thread;
+
+use graph_ep::overflow::OverflowError;
+use graph_ep::{
+    Backend, ExpertParallel, MemoryReport, Phase, Queue, Rank, Rendezvous, ThreadGroup,
+};
+
+use super::collect::Collector;
+use super::rank::{self, Interrupted, RankError, StepDone};
+use super::{Plan, RunError, interrupt, line};
+use crate::args::Mode;
+use crate::progress::Progress;
+use crate::report::Report;
+
+/// How one rank ended.
+struct RankEnd {
+    rank: usize,
+    /// Bytes that it held at the end.
+    bytes: u64,
+    result: Result<(), RankFailure>,
+}
+
+/// Why one rank ended early.
+enum RankFailure {
+    /// The group could not be made.
+    Setup(graph_ep::Error),
+    /// Something failed on the way.
+    Step(RankError),
+}
+
+enum Message {
+    Step(Box<StepDone>),
+    End(RankEnd),
+}
+
+/// Runs the plan with ranks as threads, each on the device that `backend` makes for it.
+pub(super) fn run<B: Backend>(
+    plan: &Plan,
+    backend: impl Fn(usize) -> B + Sync,
+) -> Result<Report, RunError> {
+    let ranks = plan.args.ranks;
+    let memory = memory_reports(plan)?;
+    interrupt::listen().map_err(RunError::Interrupt)?;
+    // A second group runs beside, eagerly, to be compared with.
+    let main = ThreadGroup::new(ranks).map_err(setup)?;
+    let beside = ThreadGroup::new(ranks).map_err(setup)?;
+    let progress = Progress::new(plan.routing.steps());
+    let mut collector = Collector::new(plan, &progress, B::NAME, &memory);
+    let (sender, receiver) = mpsc::channel();
+    let ends = thread::scope(|scope| {
+        for (rank, (main, beside)) in main.into_iter().zip(beside).enumerate() {
+            let (sender, backend) = (sender.clone(), &backend);
+            thread::Builder::new()
+                .name(format!("rank-{rank}"))
+                .spawn_scoped(scope, move || {
+                    let end = run_rank(plan, rank, backend(rank), (main, beside), &sender);
+                    // Nobody listens any more only if the main thread is unwinding.
+                    let _ = sender.send(Message::End(end));
+                })
+                .map_err(|source| RunError::Thread { rank, source })?;
+        }
+        drop(sender);
+        let mut ends = Vec::new();
+        for message in receiver {
+            match message {
+                Message::Step(done) => collector.take(*done),
+                Message::End(end) => ends.push(end),
+            }
+        }
+        Ok::<_, RunError>(ends)
+    })?;
+    let bytes = ends.iter().map(|end| end.bytes).max().unwrap_or(0);
+    let failure = first_failure(ends)?;
+    Ok(collector.finish(failure, bytes))
+}
+
+/// What each rank will hold. Refuses, before any rank exists, what a rank would refuse.
+fn memory_reports(plan: &Plan) -> Result<Vec<MemoryReport>, RunError> {
+    let reports = (0..plan.args.ranks)
+        .map(|rank| plan.group().memory_report(Rank::from_index(rank), plan.args.ranks))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(RunError::Setup)?;
+    for report in &reports {
+        tracing::debug!("memory of a rank\n{report}");
+        if let Some(limit) = plan.args.memory_limit.filter(|limit| report.budget_bytes() > *limit) {
+            return Err(RunError::Setup(graph_ep::Error::MemoryLimit {
+                capacity_rows: report.budget_rows,
+                needed: report.budget_bytes(),
+                limit,
+            }));
+        }
+    }
+    Ok(reports)
+}
+
+fn run_rank<B: Backend>(
+    plan: &Plan,
+    rank: usize,
+    backend: B,
+    (main, beside): (impl Rendezvous + 'static, impl Rendezvous + 'static),
+    sender: &mpsc::Sender<Message>,
+) -> RankEnd {
+    let built =
+        plan.group().memory_limit(plan.args.memory_limit).build(backend.clone(), main).and_then(
+            |group| {
+                // Dropped rows are held against the reference instead: eager mode drops none.
+                let eager = match plan.args.mode {
+                    Mode::Drop => None,
+                    _ => Some(plan.group().build(backend, beside)?),
+                };
+                Ok((group, eager))
+            },
+        );
+    let (group, eager) = match built {
+        Ok(groups) => groups,
+        Err(error) => return RankEnd { rank, bytes: 0, result: Err(RankFailure::Setup(error)) },
+    };
+    let result = rank::run(plan, &group, eager.as_ref(), |done| {
+        let _ = sender.send(Message::Step(Box::new(done)));
+    });
+    if let Err(error) = &result {
+        tracing::debug!(rank, error = %line(error.as_ref()), "the rank stops");
+        if !is_collective(error) {
+            for group in [Some(&group), eager.as_ref()].into_iter().flatten() {
+                give_up(group, error);
+            }
+        }
+    }
+    RankEnd {
+        rank,
+        bytes: group.context().account().peak(),
+        result: result.map_err(RankFailure::Step),
+    }
+}
+
+/// Whether every rank stops at the same place with the same error, so that nobody waits for another.
+fn is_collective(error: &RankError) -> bool {
+    matches!(
+        error.downcast_ref::<OverflowError>(),
+        Some(OverflowError::Overflow { .. } | OverflowError::Refused { .. })
+    )
+}
+
+/// Tells the other ranks, on the device and on the host, that this one is gone.
+fn give_up<B: Backend>(group: &ExpertParallel<B>, error: &RankError) {
+    let queue = Queue::direct(group.context().backend(), group.stream());
+    if let Err(error) = group.dispatcher().abandon(&queue, Phase::Shutdown) {
+        tracing::debug!(error = %line(&error), "could not tell the other ranks");
+    }
+    group.context().rendezvous().abort(&line(error.as_ref()));
+}
+
+/// Why the run ended early: what the rank says that was not told by another.
+fn first_failure(mut ends: Vec<RankEnd>) -> Result<Option<String>, RunError> {
+    ends.sort_by_key(|end| end.rank);
+    let mut told = None;
+    for end in ends {
+        match end.result {
+            Ok(()) => {}
+            Err(RankFailure::Setup(error)) => return Err(RunError::Setup(error)),
+            Err(RankFailure::Step(error)) => {
+                if error.downcast_ref::<Interrupted>().is_some() {
+                    return Ok(Some("interrupted; every rank has ended".to_owned()));
+                }
+                let own = is_collective(&error) || told.is_none();
+                if own {
+                    told = Some(format!("rank {}: {}", end.rank, line(error.as_ref())));
+                }
+            }
+        }
+    }
+    Ok(told)
+}
+
+fn setup(error: graph_ep::ep_context::rendezvous::RendezvousError) -> RunError {
+    RunError::Setup(graph_ep::Error::Context(error.into()))
+}

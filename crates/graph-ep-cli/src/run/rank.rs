@@ -1,0 +1,200 @@
+//! One rank: records the step, runs all of them, checks what came out.
+
+use std::error::Error;
+use std::num::NonZeroU32;
+
+use graph_ep::synthetic::SyntheticExperts;
+use graph_ep::{
+    Adjustments, Backend, Buffer, DeviceSlice, ExpertParallel, GrowthPolicy, MoeLayer,
+    OverflowPolicy, Phase, RecoverySettings, RowShaping, Step, StepReport, StepRunner, TokenCount,
+    TopKIds,
+};
+
+use super::tensors::LayerInput;
+use super::verify::{Bitwise, Tally, Verifier};
+use super::{Plan, interrupt};
+use crate::args::{GraphChoice, GrowthChoice, Mode, RunArgs};
+
+/// What a rank reports of one step.
+#[derive(Debug)]
+pub(super) struct StepDone {
+    pub(super) rank: usize,
+    pub(super) step: usize,
+    pub(super) report: StepReport,
+    pub(super) tally: Tally,
+}
+
+/// Why a rank stopped before the last step.
+pub(super) type RankError = Box<dyn Error + Send + Sync + 'static>;
+
+/// Ctrl-C.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(super) struct Interrupted;
+
+/// Runs every step on one rank. `done` is told of each.
+pub(super) fn run<B: Backend>(
+    plan: &Plan,
+    group: &ExpertParallel<B>,
+    eager: Option<&ExpertParallel<B>>,
+    mut done: impl FnMut(StepDone),
+) -> Result<(), RankError> {
+    let rank = group.context().rank().index();
+    let mut main = Runner::new(plan, group)?;
+    let mut reference = eager.map(|eager| Runner::new(plan, eager)).transpose()?;
+    let verifier = Verifier::new(plan, rank)?;
+    for step in 0..plan.routing.steps() {
+        if interrupt::requested() {
+            return Err(Interrupted.into());
+        }
+        let inputs = main.write(plan, group, step)?;
+        // So that the time of a step is that of the step, and not of waiting for a rank that still
+        // checks the last one.
+        let deadline = group.context().deadlines().of(Phase::Record);
+        group.context().rendezvous().barrier("the next step", deadline)?;
+        let report = match plan.args.mode {
+            Mode::Eager => main.runner.run_eager()?,
+            _ => main.runner.run()?,
+        };
+        if let (Some(eager), Some(reference)) = (eager, &mut reference) {
+            reference.write(plan, eager, step)?;
+            reference.runner.run_eager()?;
+        }
+        let mut tally = Tally::default();
+        for (layer, input) in inputs.iter().enumerate() {
+            let output = main.output(group, layer, input)?;
+            let beside = match (eager, &reference) {
+                (Some(eager), Some(reference)) => Some(reference.output(eager, layer, input)?),
+                _ => None,
+            };
+            let bitwise = match &beside {
+                Some(bytes) => Bitwise::Eager(bytes),
+                None => Bitwise::Truncated { capacity: report.capacity_before as usize },
+            };
+            tally.add(verifier.check(step, layer, input, &output, bitwise)?);
+        }
+        done(StepDone { rank, step, report, tally });
+    }
+    Ok(())
+}
+
+/// A recorded step and the tensors that it captured.
+struct Runner<B: Backend> {
+    runner: StepRunner<B>,
+    /// How many tokens the step has: a device word, since it differs from step to step.
+    count: Buffer<B>,
+    layers: Vec<Tensors<B>>,
+}
+
+/// The tensors of one layer on one rank, for the most tokens that it can have.
+struct Tensors<B: Backend> {
+    tokens: Buffer<B>,
+    ids: Buffer<B>,
+    weights: Buffer<B>,
+    output: Buffer<B>,
+}
+
+impl<B: Backend> Runner<B> {
+    fn new(plan: &Plan, group: &ExpertParallel<B>) -> Result<Self, RankError> {
+        let most = plan.shards.max_tokens().max(1);
+        let (top_k, row_bytes) = (plan.routing.top_k(), group.dispatcher().config().row_bytes());
+        let count = group.allocate(size_of::<u32>())?;
+        let layers = (0..plan.routing.layers())
+            .map(|_| {
+                Ok(Tensors {
+                    tokens: group.allocate(most * row_bytes)?,
+                    ids: group.allocate(most * top_k * size_of::<i32>())?,
+                    weights: group.allocate(most * top_k * size_of::<f32>())?,
+                    output: group.allocate(most * row_bytes)?,
+                })
+            })
+            .collect::<Result<Vec<_>, graph_ep::Error>>()?;
+        let inputs: Vec<MoeLayer<'static, B>> = layers
+            .iter()
+            .map(|tensors| MoeLayer {
+                tokens: tensors.tokens.slice(),
+                count: TokenCount::Device(count.slice(), most),
+                topk_ids: TopKIds::I32(tensors.ids.slice()),
+                topk_weights: Some(tensors.weights.slice()),
+                output: tensors.output.slice(),
+            })
+            .collect();
+        let experts = SyntheticExperts::new(group)?;
+        let body = {
+            let group = group.clone();
+            move |step: &mut Step<'static, B>| {
+                for input in &inputs {
+                    group.layer(step, input, |queue, received| experts.queue(queue, received))?;
+                }
+                Ok(())
+            }
+        };
+        let runner = group.runner(settings(&plan.args), body)?;
+        Ok(Self { runner, count, layers })
+    }
+
+    /// Puts the inputs of `step` where the graph finds them, and returns them.
+    fn write(
+        &self,
+        plan: &Plan,
+        group: &ExpertParallel<B>,
+        step: usize,
+    ) -> Result<Vec<LayerInput>, RankError> {
+        let dtype = group.dispatcher().config().dtype();
+        let range = plan.shards.range(step, group.context().rank().index());
+        group.write(&self.count, &(range.len() as u32).to_le_bytes())?;
+        let mut inputs = Vec::with_capacity(self.layers.len());
+        for (layer, tensors) in self.layers.iter().enumerate() {
+            let input = LayerInput::new(plan, step, layer, range.clone());
+            let mut rows = vec![0; input.values.len() * dtype.bytes()];
+            dtype.encode(&input.values, &mut rows);
+            group.write(&tensors.tokens, &rows)?;
+            group.write(&tensors.ids, bytemuck::cast_slice(&input.ids))?;
+            group.write(&tensors.weights, bytemuck::cast_slice(&input.weights))?;
+            // What is not written by the step must not pass for what should have been.
+            group.write(&tensors.output, &vec![0xff; tensors.output.bytes()])?;
+            inputs.push(input);
+        }
+        Ok(inputs)
+    }
+
+    /// The output of one layer, as bytes.
+    fn output(
+        &self,
+        group: &ExpertParallel<B>,
+        layer: usize,
+        input: &LayerInput,
+    ) -> Result<Vec<u8>, RankError> {
+        let dtype = group.dispatcher().config().dtype();
+        let mut bytes = vec![0; input.values.len() * dtype.bytes()];
+        let output: DeviceSlice<'static, B> = self.layers[layer].output.slice();
+        group.read(&output, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// How steps are run and recovered, as the arguments say.
+fn settings(args: &RunArgs) -> RecoverySettings {
+    RecoverySettings::new()
+        .overflow(match args.mode {
+            Mode::Static => OverflowPolicy::Fail,
+            Mode::Drop => OverflowPolicy::Drop,
+            Mode::Eager | Mode::Recover | Mode::Rounds => OverflowPolicy::Recover,
+        })
+        .growth(match args.growth {
+            GrowthChoice::Exact => GrowthPolicy::Exact,
+            GrowthChoice::Geometric => GrowthPolicy::geometric(),
+            GrowthChoice::Headroom => GrowthPolicy::headroom(),
+        })
+        .shaping(match args.graph {
+            GraphChoice::CapacityShaped => RowShaping::Capacity,
+            GraphChoice::DeviceCounts => RowShaping::DeviceCounted,
+        })
+        .adjustments(Adjustments {
+            look_ahead: args.look_ahead,
+            shrink_after: args
+                .shrink_after
+                .map(|steps| NonZeroU32::new(steps as u32).unwrap_or(NonZeroU32::MAX)),
+            ..Adjustments::default()
+        })
+}

@@ -1,0 +1,173 @@
+//! What a backend brings to be tested, and how its ranks are run.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use graph_ep::ep_context::MemoryAccount;
+use graph_ep::ep_context::host::HostOptions;
+use graph_ep::ep_context::rendezvous::ThreadRendezvous;
+use graph_ep::{
+    Backend, Deadlines, Error, ExpertParallel, ExpertParallelBuilder, HostBackend, Rank,
+    Rendezvous, ThreadGroup,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The most that anything in the suite waits for. It ends a test that hangs and decides no outcome:
+/// far longer than any step takes on a busy machine with more ranks than cores.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a rank returns to the check that runs it: plain data, which could come from another process.
+pub trait RankResult: Send + Serialize + DeserializeOwned {}
+
+impl<R: Send + Serialize + DeserializeOwned> RankResult for R {}
+
+/// A backend under test, and the way in which its ranks are started.
+pub trait TestBackend: Sized + 'static {
+    /// The device.
+    type Backend: Backend;
+    /// How the ranks meet.
+    type Rendezvous: Rendezvous + 'static;
+
+    /// What the suite is called in messages.
+    const NAME: &'static str;
+
+    /// The device of one rank. `memory` is the most that it may hold: a device that really runs out,
+    /// not a limit that the library keeps.
+    fn backend(rank: Rank, memory: Option<u64>) -> Self::Backend;
+
+    /// Runs `body` on every rank of a group at the same time. Returns what each made of it, by rank;
+    /// for a rank that panicked, what it said.
+    fn try_on_ranks<R: RankResult>(
+        world: usize,
+        body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
+    ) -> Vec<Result<R, String>>;
+
+    /// As [`TestBackend::try_on_ranks`], where no rank may panic.
+    ///
+    /// # Panics
+    ///
+    /// With the ranks that panicked and what each said.
+    fn on_ranks<R: RankResult>(
+        world: usize,
+        body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
+    ) -> Vec<R> {
+        let mut panics = Vec::new();
+        let mut results = Vec::with_capacity(world);
+        for (rank, outcome) in Self::try_on_ranks(world, body).into_iter().enumerate() {
+            match outcome {
+                Ok(result) => results.push(result),
+                Err(panic) => panics.push(format!("rank {rank} of {world}: {panic}")),
+            }
+        }
+        assert!(panics.is_empty(), "{}:\n{}", Self::NAME, panics.join("\n"));
+        results
+    }
+}
+
+/// What one rank has when it starts.
+#[derive(Debug)]
+pub struct RankEnv<T: TestBackend> {
+    /// The rank's handle of the group.
+    pub rendezvous: T::Rendezvous,
+}
+
+impl<T: TestBackend> RankEnv<T> {
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.rendezvous.rank()
+    }
+
+    /// Ranks in the group.
+    pub fn world(&self) -> usize {
+        self.rendezvous.world()
+    }
+
+    /// Joins the group on a device without a limit. Collective.
+    ///
+    /// # Errors
+    ///
+    /// What the builder refuses.
+    pub fn build(
+        self,
+        builder: &ExpertParallelBuilder,
+    ) -> Result<ExpertParallel<T::Backend>, Error> {
+        self.build_within(builder, None)
+    }
+
+    /// Joins the group on a device that holds `memory` bytes. Collective.
+    ///
+    /// # Errors
+    ///
+    /// What the builder refuses.
+    pub fn build_within(
+        self,
+        builder: &ExpertParallelBuilder,
+        memory: Option<u64>,
+    ) -> Result<ExpertParallel<T::Backend>, Error> {
+        builder.build(T::backend(self.rank(), memory), self.rendezvous)
+    }
+}
+
+/// Deadlines that nothing runs into unless a rank is missing.
+pub fn patient() -> Deadlines {
+    Deadlines::all(PATIENCE)
+}
+
+/// The host backend, its ranks as threads of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct HostThreads;
+
+impl TestBackend for HostThreads {
+    type Backend = HostBackend;
+    type Rendezvous = ThreadRendezvous;
+
+    const NAME: &'static str = "host, threads";
+
+    fn backend(rank: Rank, memory: Option<u64>) -> HostBackend {
+        let options = HostOptions::new(format!("test rank {}", rank.0));
+        HostBackend::new(options.with_memory(MemoryAccount::new(memory)))
+    }
+
+    fn try_on_ranks<R: RankResult>(
+        world: usize,
+        body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
+    ) -> Vec<Result<R, String>> {
+        let group = match ThreadGroup::new(world) {
+            Ok(group) => group,
+            Err(error) => return vec![Err(error.to_string())],
+        };
+        let body = Arc::new(body);
+        thread::scope(|scope| {
+            let ranks: Vec<_> = group
+                .into_iter()
+                .map(|rendezvous| {
+                    let body = body.clone();
+                    let name = format!("test {}", rendezvous.rank());
+                    thread::Builder::new()
+                        .name(name)
+                        .spawn_scoped(scope, move || body(RankEnv { rendezvous }))
+                })
+                .collect();
+            ranks
+                .into_iter()
+                .map(|rank| match rank {
+                    Ok(rank) => rank.join().map_err(said),
+                    Err(error) => Err(format!("could not be started: {error}")),
+                })
+                .collect()
+        })
+    }
+}
+
+fn said(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => match panic.downcast::<&'static str>() {
+            Ok(text) => (*text).to_owned(),
+            Err(_) => "panicked with a value that is no text".to_owned(),
+        },
+    }
+}

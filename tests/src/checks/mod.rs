@@ -1,0 +1,3 @@
+//! The checks, one module a theme. Each is generic over the backend and panics where that is wrong.
+
+pub mod modes;

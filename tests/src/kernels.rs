@@ -1,0 +1,1 @@
+//! Device operations that tests need.

@@ -1,0 +1,438 @@
+//! One rank, built and fed from a case.
+
+use std::sync::Arc;
+
+use graph_ep::ep_context::RowShape;
+use graph_ep::synthetic::SyntheticExperts;
+use graph_ep::{
+    BodyError, Buffer, CaptureError, Combine, Dispatch, DispatchError, Error, ExpertParallel,
+    Handle, Lane, OverflowError, Queue, Received, RecoverySettings, RowBuffer, Step, StepGraph,
+    StepMode, StepOptions, StepRecord, StepRunner, TokenCount, TopKIds,
+};
+
+use crate::backend::{RankEnv, TestBackend};
+use crate::case::{Case, Order};
+use crate::inputs::{Inputs, decode, encode};
+use crate::oracle::bits;
+use crate::outcome::{LayerRun, RankRun};
+
+/// One rank of a case: its membership, the memory of every layer, and what a step does with it.
+pub struct Rig<T: TestBackend> {
+    /// The rank's part in the group.
+    pub group: ExpertParallel<T::Backend>,
+    /// The case.
+    pub case: Case,
+    layers: Arc<[Layer<T>]>,
+    experts: SyntheticExperts<T::Backend>,
+}
+
+/// The memory of one layer: what it is given, where it receives, what it gives out.
+pub struct Layer<T: TestBackend> {
+    /// `[max tokens, hidden]`.
+    pub tokens: Buffer<T::Backend>,
+    /// One u32.
+    pub count: Buffer<T::Backend>,
+    /// `[max tokens, top_k]`, i32 or i64.
+    pub ids: Buffer<T::Backend>,
+    /// `[max tokens, top_k]` f32.
+    pub weights: Buffer<T::Backend>,
+    /// `[max tokens, hidden]`.
+    pub output: Buffer<T::Backend>,
+    /// What the dispatch fills.
+    pub handle: Handle<T::Backend>,
+    /// Received rows.
+    pub rows: RowBuffer<T::Backend>,
+    /// What the experts make of them.
+    pub results: RowBuffer<T::Backend>,
+}
+
+impl<T: TestBackend> Rig<T> {
+    /// Joins the group and allocates what the case needs. Collective.
+    ///
+    /// # Panics
+    ///
+    /// If that fails.
+    pub fn new(env: RankEnv<T>, case: &Case) -> Self {
+        let builder = case.builder(env.rank());
+        let group = env.build(&builder).expect("the group is built");
+        Self::on(group, case).expect("memory for the case")
+    }
+
+    /// Allocates what the case needs in a group that has been built for it.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory.
+    pub fn on(group: ExpertParallel<T::Backend>, case: &Case) -> Result<Self, Error> {
+        let most = case.max_tokens();
+        let id_bytes = if case.wide_ids { 8 } else { 4 };
+        let row_bytes = case.hidden * case.dtype.bytes();
+        let layer = || -> Result<Layer<T>, Error> {
+            Ok(Layer {
+                tokens: group.allocate(most * row_bytes)?,
+                count: group.allocate(4)?,
+                ids: group.allocate(most * case.top_k * id_bytes)?,
+                weights: group.allocate(most * case.top_k * 4)?,
+                output: group.allocate(most * row_bytes)?,
+                handle: Handle::new(group.dispatcher(), group.rows())?,
+                rows: group.rows().add("rows of a layer", row_bytes)?,
+                results: group.rows().add("results of a layer", row_bytes)?,
+            })
+        };
+        let layers = (0..case.layers).map(|_| layer()).collect::<Result<Vec<_>, _>>()?;
+        let experts = SyntheticExperts::new(&group)?;
+        Ok(Self { group, case: case.clone(), layers: layers.into(), experts })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.group.context().rank().index()
+    }
+
+    /// The memory of a layer.
+    pub fn layer(&self, index: usize) -> &Layer<T> {
+        &self.layers[index]
+    }
+
+    /// Writes the inputs of `step` and spoils the outputs, in stream order.
+    ///
+    /// # Panics
+    ///
+    /// If the stream has failed.
+    pub fn write(&self, step: usize) {
+        for index in 0..self.case.layers {
+            self.write_layer(index, &Inputs::new(&self.case, step, index, self.rank()));
+        }
+    }
+
+    /// Writes the inputs of one layer, and a pattern over its output and its received rows that no
+    /// correct step leaves.
+    ///
+    /// # Panics
+    ///
+    /// If the stream has failed.
+    pub fn write_layer(&self, index: usize, inputs: &Inputs) {
+        let layer = self.layer(index);
+        let tokens = inputs.tokens(self.case.top_k) as u32;
+        let spoilt = vec![0xa5; layer.output.bytes()];
+        let values = encode(self.case.dtype, &inputs.values);
+        for (buffer, bytes) in [
+            (&layer.tokens, values.as_slice()),
+            (&layer.count, &tokens.to_le_bytes()),
+            (&layer.ids, &inputs.id_bytes(self.case.wide_ids)),
+            (&layer.weights, bytemuck::cast_slice(&inputs.weights)),
+            (&layer.output, &spoilt),
+        ] {
+            self.group.write(buffer, bytes).expect("the buffer is long enough");
+        }
+        let held = self.group.rows().capacity() as usize * layer.rows.row_bytes();
+        for rows in [&layer.rows, &layer.results] {
+            let slice = rows.slice().get(0..held).expect("the capacity is reserved");
+            // SAFETY: rows below the capacity are mapped, and used on this stream only.
+            unsafe { self.direct().upload(&slice, &vec![0xa5; held]) }.expect("the slice fits");
+        }
+    }
+
+    /// The stream of the group, direct.
+    pub fn direct(&self) -> Queue<'static, T::Backend> {
+        Queue::direct(self.group.context().backend(), self.group.stream())
+    }
+
+    /// What a step does: all layers of the case.
+    pub fn body(
+        &self,
+    ) -> impl Fn(&mut Step<'static, T::Backend>) -> Result<(), BodyError> + Send + 'static {
+        let program = self.program();
+        move |step| program.queue(step)
+    }
+
+    /// The parts of a step, to be queued one by one.
+    pub fn program(&self) -> Program<T> {
+        Program {
+            group: self.group.clone(),
+            case: self.case.clone(),
+            layers: self.layers.clone(),
+            experts: self.experts.clone(),
+            own_tokens: self.case.tokens[self.rank()],
+        }
+    }
+
+    /// Runs one step without recording it and returns its number.
+    ///
+    /// # Errors
+    ///
+    /// What the step refuses.
+    pub fn launch(&self, options: StepOptions) -> Result<u32, BodyError> {
+        let mut step = Step::begin(self.group.dispatcher(), self.direct(), options)?;
+        self.program().queue(&mut step)?;
+        Ok(step.finish()?.number.unwrap_or_default())
+    }
+
+    /// Writes the inputs of `step`, runs it without recording it, and returns what this rank saw.
+    ///
+    /// # Panics
+    ///
+    /// If the step fails.
+    pub fn run(&self, step: usize, mode: StepMode) -> RankRun {
+        self.write(step);
+        let number = self.launch(StepOptions::new().mode(mode)).expect("the step is queued");
+        self.seen(step, number)
+    }
+
+    /// The same eagerly, without a limit.
+    ///
+    /// # Panics
+    ///
+    /// If the step fails.
+    pub fn run_eager(&self, step: usize) -> RankRun {
+        self.run(step, StepMode::Eager { max_rows: u32::MAX })
+    }
+
+    /// Records the step as the case has it.
+    ///
+    /// # Errors
+    ///
+    /// What recording refuses.
+    pub fn record(
+        &self,
+        options: StepOptions,
+    ) -> Result<StepGraph<'static, T::Backend>, CaptureError> {
+        StepGraph::record(self.group.dispatcher(), self.group.stream(), options, self.body())
+    }
+
+    /// Writes the inputs of `step`, replays `graph`, and returns what this rank saw.
+    ///
+    /// # Panics
+    ///
+    /// If the replay fails.
+    pub fn replay(&self, graph: &StepGraph<'static, T::Backend>, step: usize) -> RankRun {
+        self.write(step);
+        let number = graph.replay(self.group.stream()).expect("the graph is current");
+        self.seen(step, number)
+    }
+
+    /// A runner of the case's step.
+    ///
+    /// # Errors
+    ///
+    /// A setting out of range.
+    pub fn runner(
+        &self,
+        settings: RecoverySettings,
+    ) -> Result<StepRunner<T::Backend>, OverflowError> {
+        self.group.runner(settings, self.body())
+    }
+
+    /// Waits for the record of the step that was launched as `number`, and reads what this rank saw
+    /// of it. `step` is the step whose inputs were written.
+    ///
+    /// # Panics
+    ///
+    /// If the step failed.
+    pub fn seen(&self, step: usize, number: u32) -> RankRun {
+        let record = self.wait(number).expect("the step ends");
+        self.seen_with(step, &record)
+    }
+
+    /// The record of the step that was launched as `number`.
+    ///
+    /// # Errors
+    ///
+    /// A fault of the group.
+    pub fn wait(&self, number: u32) -> Result<StepRecord, DispatchError> {
+        self.group.dispatcher().records().wait(number)
+    }
+
+    /// Reads what this rank saw of the step with this record.
+    ///
+    /// # Panics
+    ///
+    /// If the stream has failed.
+    pub fn seen_with(&self, step: usize, record: &StepRecord) -> RankRun {
+        let layers = (0..self.case.layers)
+            .map(|index| {
+                let combined = !(self.case.ends_in_dispatch && index + 1 == self.case.layers);
+                let inputs = Inputs::new(&self.case, step, index, self.rank());
+                let tokens = if combined { inputs.tokens(self.case.top_k) } else { 0 };
+                self.seen_layer(index, tokens)
+            })
+            .collect();
+        RankRun { layers, record: record.into() }
+    }
+
+    /// Reads what one layer left, of whose output `tokens` rows count.
+    ///
+    /// # Panics
+    ///
+    /// If the stream has failed.
+    pub fn seen_layer(&self, index: usize, tokens: usize) -> LayerRun {
+        let layer = self.layer(index);
+        let row_bytes = self.case.hidden * self.case.dtype.bytes();
+        let local = self.group.dispatcher().local_experts();
+        let mut expert_offsets = vec![0; local + 1];
+        let mut tokens_per_expert = vec![0; local];
+        let mut total = [0];
+        let queue = self.direct();
+        for (slice, words) in [
+            (layer.handle.expert_offsets(), &mut expert_offsets[..]),
+            (layer.handle.tokens_per_expert(), &mut tokens_per_expert[..]),
+            (layer.handle.total(), &mut total[..]),
+        ] {
+            queue.download(&slice, bytemuck::cast_slice_mut::<i32, u8>(words)).expect("it ran");
+        }
+        let total = total[0];
+        let held = self.group.rows().capacity();
+        assert!((0..=held as i32).contains(&total), "{total} rows in a capacity of {held}");
+        let mut rows = vec![0; total as usize * row_bytes];
+        queue.download(&layer.rows.slice(), &mut rows).expect("it ran");
+        let mut output = vec![0; tokens * row_bytes];
+        queue.download(&layer.output.slice(), &mut output).expect("it ran");
+        LayerRun {
+            output: bits(&decode(self.case.dtype, &output)),
+            expert_offsets,
+            tokens_per_expert,
+            total,
+            rows: bits(&decode(self.case.dtype, &rows)),
+        }
+    }
+
+    /// Capacity and generation of the receive rows.
+    pub fn shape(&self) -> RowShape {
+        self.group.rows().shape()
+    }
+}
+
+/// What a step does on one rank. Owns what it uses.
+pub struct Program<T: TestBackend> {
+    group: ExpertParallel<T::Backend>,
+    case: Case,
+    layers: Arc<[Layer<T>]>,
+    experts: SyntheticExperts<T::Backend>,
+    own_tokens: usize,
+}
+
+impl<T: TestBackend> Program<T> {
+    /// Queues all layers, in the order of the case.
+    ///
+    /// # Errors
+    ///
+    /// What an operation refuses.
+    pub fn queue(&self, step: &mut Step<'static, T::Backend>) -> Result<(), BodyError> {
+        let last = self.case.layers - 1;
+        let combined = |layer: usize| layer < last || !self.case.ends_in_dispatch;
+        match self.case.order {
+            Order::Alternate => {
+                for layer in 0..self.case.layers {
+                    self.dispatch(step, layer)?;
+                    self.experts(step, layer)?;
+                    if combined(layer) {
+                        self.combine(step, layer)?;
+                    }
+                }
+            }
+            Order::Nested => {
+                (0..self.case.layers).try_for_each(|layer| self.dispatch(step, layer))?;
+                (0..self.case.layers).try_for_each(|layer| self.experts(step, layer))?;
+                for layer in (0..self.case.layers).rev().filter(|layer| combined(*layer)) {
+                    self.combine(step, layer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The lane of a layer.
+    ///
+    /// # Errors
+    ///
+    /// If the case has no lanes.
+    pub fn lane(&self, layer: usize) -> Result<Lane<T::Backend>, BodyError> {
+        let lane = self.group.dispatcher().lane(layer % self.case.lanes);
+        lane.ok_or_else(|| "the dispatcher has fewer lanes than the case".into())
+    }
+
+    /// The arguments of a layer's dispatch.
+    ///
+    /// # Errors
+    ///
+    /// If the case has no lanes.
+    pub fn arguments(
+        &self,
+        layer: usize,
+    ) -> Result<Dispatch<'_, 'static, T::Backend>, BodyError> {
+        let memory = &self.layers[layer];
+        let staged = self.lane(layer)?.staging();
+        Ok(Dispatch {
+            tokens: if self.case.staging { staged } else { memory.tokens.slice() },
+            count: match self.case.device_count {
+                true => TokenCount::Device(memory.count.slice(), self.own_tokens),
+                false => TokenCount::Fixed(self.own_tokens),
+            },
+            topk_ids: match self.case.wide_ids {
+                true => TopKIds::I64(memory.ids.slice()),
+                false => TopKIds::I32(memory.ids.slice()),
+            },
+            topk_weights: self.case.weights.then(|| memory.weights.slice()),
+            rows: &memory.rows,
+            handle: &memory.handle,
+        })
+    }
+
+    /// Queues the dispatch of a layer, staging its tokens before if the case says so.
+    ///
+    /// # Errors
+    ///
+    /// What the lane refuses.
+    pub fn dispatch(
+        &self,
+        step: &mut Step<'static, T::Backend>,
+        layer: usize,
+    ) -> Result<(), BodyError> {
+        let arguments = self.arguments(layer)?;
+        if self.case.staging {
+            // SAFETY: the lane's staging area is free between its last combine and this dispatch,
+            // and all of that is on this stream. The two are different memory.
+            unsafe { step.queue().copy(&arguments.tokens, &self.layers[layer].tokens.slice()) }?;
+        }
+        Ok(self.lane(layer)?.dispatch(step, &arguments)?)
+    }
+
+    /// Queues the experts of a layer.
+    ///
+    /// # Errors
+    ///
+    /// What the backend refuses.
+    pub fn experts(
+        &self,
+        step: &mut Step<'static, T::Backend>,
+        layer: usize,
+    ) -> Result<(), BodyError> {
+        let memory = &self.layers[layer];
+        let received = Received {
+            rows: &memory.rows,
+            outputs: &memory.results,
+            handle: &memory.handle,
+            row_limit: step.row_limit(self.group.rows()),
+        };
+        self.experts.queue(step.queue(), &received)
+    }
+
+    /// Queues the combine of a layer.
+    ///
+    /// # Errors
+    ///
+    /// What the lane refuses.
+    pub fn combine(
+        &self,
+        step: &mut Step<'static, T::Backend>,
+        layer: usize,
+    ) -> Result<(), BodyError> {
+        let memory = &self.layers[layer];
+        let arguments = Combine {
+            handle: &memory.handle,
+            expert_rows: memory.results.slice(),
+            output: memory.output.slice(),
+        };
+        Ok(self.lane(layer)?.combine(step, &arguments)?)
+    }
+}
