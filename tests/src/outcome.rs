@@ -1,6 +1,6 @@
 //! What one rank saw of one step, as plain data.
 
-use graph_ep::StepRecord;
+use graph_ep::{Outcome, StepRecord, StepReport};
 use serde::{Deserialize, Serialize};
 
 /// What one rank saw of one step.
@@ -67,4 +67,64 @@ impl From<&StepRecord> for Record {
             repeated_ids: record.repeated_ids,
         }
     }
+}
+
+/// What became of one step of a runner: the fields of [`StepReport`], and what this rank saw.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each is documented at the field of the same name")]
+pub struct Ran {
+    pub run: RankRun,
+    pub ended: Ended,
+    pub discarded: Option<Record>,
+    pub capacity_before: u32,
+    pub capacity_after: u32,
+    pub growths: u32,
+    pub recordings: u32,
+    pub recovered_rows: u64,
+    pub blocking_calls: u64,
+}
+
+impl Ran {
+    /// The report of a step that left `run`.
+    pub fn new(run: RankRun, report: &StepReport) -> Self {
+        Self {
+            run,
+            ended: match report.outcome {
+                Outcome::Clean => Ended::Clean,
+                Outcome::Recovered { replays, eager } => Ended::Recovered { replays, eager },
+                Outcome::Dropped => Ended::Dropped,
+                Outcome::Failed => Ended::Failed,
+                Outcome::Eager => Ended::Eager,
+            },
+            discarded: report.discarded.as_ref().map(Record::from),
+            capacity_before: report.capacity_before,
+            capacity_after: report.capacity_after,
+            growths: report.growths,
+            recordings: report.recordings,
+            recovered_rows: report.recovered_rows,
+            blocking_calls: report.blocking_calls,
+        }
+    }
+}
+
+/// How a step ended: [`Outcome`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each is documented at the variant of the same name")]
+pub enum Ended {
+    Clean,
+    Recovered { replays: u32, eager: bool },
+    Dropped,
+    Failed,
+    Eager,
+}
+
+/// From what each rank saw of all steps to what all ranks saw of each step.
+///
+/// # Panics
+///
+/// If ranks saw different numbers of steps.
+pub fn by_step<R: Clone>(by_rank: &[Vec<R>]) -> Vec<Vec<R>> {
+    let steps = by_rank.first().map_or(0, Vec::len);
+    assert!(by_rank.iter().all(|rank| rank.len() == steps), "ranks ran different numbers of steps");
+    (0..steps).map(|step| by_rank.iter().map(|rank| rank[step].clone()).collect()).collect()
 }

@@ -14,9 +14,10 @@ use crate::backend::{RankEnv, TestBackend};
 use crate::case::{Case, Order};
 use crate::inputs::{Inputs, decode, encode};
 use crate::oracle::bits;
-use crate::outcome::{LayerRun, RankRun};
+use crate::outcome::{LayerRun, Ran, RankRun};
 
 /// One rank of a case: its membership, the memory of every layer, and what a step does with it.
+#[derive(Debug)]
 pub struct Rig<T: TestBackend> {
     /// The rank's part in the group.
     pub group: ExpertParallel<T::Backend>,
@@ -27,6 +28,7 @@ pub struct Rig<T: TestBackend> {
 }
 
 /// The memory of one layer: what it is given, where it receives, what it gives out.
+#[derive(Debug)]
 pub struct Layer<T: TestBackend> {
     /// `[max tokens, hidden]`.
     pub tokens: Buffer<T::Backend>,
@@ -296,6 +298,21 @@ impl<T: TestBackend> Rig<T> {
         }
     }
 
+    /// Runs one step of `runner` on the inputs of `step`.
+    ///
+    /// # Errors
+    ///
+    /// What the runner reports.
+    pub fn step(
+        &self,
+        runner: &mut StepRunner<T::Backend>,
+        step: usize,
+    ) -> Result<Ran, OverflowError> {
+        self.write(step);
+        let report = runner.run()?;
+        Ok(Ran::new(self.seen_with(step, &report.record), &report))
+    }
+
     /// Capacity and generation of the receive rows.
     pub fn shape(&self) -> RowShape {
         self.group.rows().shape()
@@ -303,6 +320,7 @@ impl<T: TestBackend> Rig<T> {
 }
 
 /// What a step does on one rank. Owns what it uses.
+#[derive(Debug)]
 pub struct Program<T: TestBackend> {
     group: ExpertParallel<T::Backend>,
     case: Case,

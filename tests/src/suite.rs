@@ -1,16 +1,70 @@
 //! The list of checks, and the tests made of it.
 
-/// Makes a `#[test]` of every check, for one backend. `$backend` is named by an absolute path.
-///
-/// ```ignore
-/// graph_ep_tests::conformance_suite!(host_threads, graph_ep_tests::HostThreads);
-/// ```
+/// Makes a `#[test]` of every check, for one backend, which is named by an absolute path:
+/// `conformance_suite!(host_threads, graph_ep_tests::HostThreads)`.
 #[macro_export]
 macro_rules! conformance_suite {
     ($suite:ident, $backend:ty) => {
         mod $suite {
             $crate::conformance_suite! { @group $backend, modes:
                 eager_equals_the_oracle,
+                static_equals_the_oracle,
+                truncation_equals_the_oracle,
+                the_required_rows_are_enough_and_no_fewer_are,
+                all_modes_give_the_same_bits,
+                replays_equal_direct_steps,
+                runs_repeat_bit_for_bit,
+                the_layer_of_the_facade_equals_the_oracle,
+            }
+            $crate::conformance_suite! { @group $backend, shapes:
+                one_to_sixteen_ranks,
+                experts_that_do_not_divide,
+                experts_placed_by_a_list,
+                top_one_and_top_all,
+                ranks_without_tokens,
+                bad_ids_are_counted_and_ignored,
+                wide_ids,
+                no_weights,
+                staged_tokens,
+                alignments,
+                number_formats,
+                device_counts_below_the_most,
+                more_tokens_than_the_most_are_a_fault,
+                wrong_arguments_are_refused,
+                misaligned_words_are_refused,
+                a_short_output_is_refused,
+                settings_out_of_range_are_refused,
+            }
+            $crate::conformance_suite! { @group $backend, lanes:
+                two_lanes_in_turn,
+                two_lanes_at_once,
+                a_second_dispatch_on_an_open_lane_is_refused,
+                a_combine_without_its_dispatch_is_refused,
+                an_open_handle_cannot_be_filled_again,
+                a_step_that_ends_in_a_dispatch_has_one_verdict,
+                a_lane_serves_steps_with_and_without_combine,
+            }
+            $crate::conformance_suite! { @group $backend, epochs:
+                epochs_wrap,
+                records_stay_until_the_ring_comes_round,
+                many_steps_in_flight,
+            }
+            $crate::conformance_suite! { @group $backend, capture:
+                eager_steps_are_refused,
+                host_transfers_are_refused,
+                a_panic_in_the_body_leaves_the_stream_usable,
+                an_error_of_the_body_leaves_the_stream_usable,
+                recording_runs_nothing,
+                growth_makes_a_graph_shaped_by_capacity_stale,
+                growth_leaves_a_device_counted_graph_current,
+                a_graph_for_a_plan_is_current_once_it_holds,
+                a_graph_owns_what_it_captured,
+                graphs_of_several_sizes_share_a_lane,
+            }
+            $crate::conformance_suite! { @group $backend, run_ahead:
+                steps_behind_an_over_budget_one_drain,
+                clean_steps_run_ahead,
+                nothing_is_held_back_unasked,
             }
         }
     };

@@ -316,6 +316,18 @@ pub enum BackendError {
         /// The system's reason.
         source: io::Error,
     },
+    /// A call of the device's driver failed.
+    #[error("{call} failed with {name} ({code}): {description}")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The driver's code.
+        code: u32,
+        /// The driver's name for the code.
+        name: &'static str,
+        /// What the driver says it means.
+        description: &'static str,
+    },
     /// Memory ran out.
     #[error("out of memory: {what} needs {requested} bytes{}", limit.map_or(String::new(), |l| format!(", of which {l} are available")))]
     OutOfMemory {

@@ -2,6 +2,18 @@
 
 use bytemuck::Pod;
 
+/// Where the device code of a kernel is, as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelSource {
+    /// The name of the file, for the compiler's messages.
+    pub file: &'static str,
+    /// Its text: CUDA C++ with one entry point of the kernel's name and C linkage, which takes the
+    /// parameter block by value as its only parameter.
+    pub text: &'static str,
+    /// The headers that it may include: the name to include each by, and its text.
+    pub headers: &'static [(&'static str, &'static str)],
+}
+
 /// A device operation.
 ///
 /// The parameter block is plain data that crosses to the device as bytes, so its layout is the same
@@ -13,6 +25,10 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// The operation's name: the entry point on a device, the label in traces and errors.
     const NAME: &'static str;
+
+    /// The device code; `None` for a kernel that exists on the host backend alone. The constants of
+    /// a [`Specialization`](crate::Specialization) are macros in it.
+    const SOURCE: Option<KernelSource> = None;
 
     /// The body on the host backend: the whole grid in one call, on the thread of the stream.
     ///

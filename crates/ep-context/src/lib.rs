@@ -1,7 +1,8 @@
 //! Who takes part in an expert-parallel group and what its ranks share.
 //!
 //! - [`rendezvous`]: how the hosts of all ranks meet, exchange bytes and compare configurations.
-//! - [`backend`]: what the protocol asks of a device; [`host`] is the backend that needs no GPU.
+//! - [`backend`]: what the protocol asks of a device; [`host`] is the backend that needs no GPU,
+//!   `cuda` the one on NVIDIA GPUs.
 //! - [`symmetric`]: memory that every rank allocates and every rank maps.
 //! - [`signal`]: the words by which ranks wait for each other, deadlines, abort and poison.
 //! - [`rows`]: private buffers that grow in place, because routing decides how many rows they hold.
@@ -13,6 +14,8 @@ pub mod account;
 pub mod backend;
 pub mod buffer;
 pub mod context;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod deadline;
 pub mod error;
 pub mod fault;
@@ -33,7 +36,7 @@ pub use deadline::Deadlines;
 pub use error::ContextError;
 pub use fault::{Fault, FaultKind, Phase};
 pub use host::HostBackend;
-pub use kernel::Kernel;
+pub use kernel::{Kernel, KernelSource};
 pub use queue::Queue;
 pub use rank::Rank;
 pub use rows::{PlannedGrowth, RowBuffer, RowSet, RowShape};

@@ -6,25 +6,20 @@ use token_dispatch::DispatchError;
 
 use crate::agreement::Refusal;
 use crate::growth::GrowthError;
+use crate::report::StepReport;
 
 /// What a step can fail with.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OverflowError {
-    /// Routing overflowed, and the policy is to fail. The same on every rank; the group goes on.
+    /// Routing overflowed, and the policy is to fail. On every rank; the group goes on.
     #[error(
-        "step {step} overflowed: dispatch {first_over} required up to {required} rows of a rank; \
-         this rank has {budget}"
+        "step {} overflowed: up to {} rows were required of a rank; this rank has {}",
+        report.record.step, report.record.peak(), report.capacity_before
     )]
     Overflow {
-        /// The step.
-        step: u32,
-        /// Its first over-budget dispatch.
-        first_over: u32,
-        /// The most rows that a rank required.
-        required: u32,
-        /// The rows of the rank that reports.
-        budget: u32,
+        /// What the step did. Its outputs lack the rows that did not fit.
+        report: Box<StepReport>,
     },
     /// A rank could not grow. The same on every rank; nothing has changed, and the group goes on.
     #[error(

@@ -18,6 +18,8 @@ pub enum Outcome {
     },
     /// It overflowed, and what did not fit was left out.
     Dropped,
+    /// It overflowed, and its outputs are not to be used.
+    Failed,
     /// It ran eagerly from the start.
     Eager,
 }

@@ -128,14 +128,7 @@ impl<B: Backend> StepRunner<B> {
         let outcome = match (first.first_over, self.settings.overflow) {
             (None, _) => Outcome::Clean,
             (Some(_), OverflowPolicy::Drop) => Outcome::Dropped,
-            (Some(first_over), OverflowPolicy::Fail) => {
-                return Err(OverflowError::Overflow {
-                    step: first.step,
-                    first_over,
-                    required: first.peak(),
-                    budget: capacity_before,
-                });
-            }
+            (Some(_), OverflowPolicy::Fail) => Outcome::Failed,
             (Some(_), OverflowPolicy::Recover) => {
                 let recovered = self.recover(&first, &mut tally);
                 let direct = Queue::direct(&backend, &self.stream);
@@ -150,8 +143,10 @@ impl<B: Backend> StepRunner<B> {
             }
         };
         tally.times.total = start.elapsed();
-        self.adjust(&first, &mut tally)?;
-        Ok(StepReport {
+        if outcome != Outcome::Failed {
+            self.adjust(&first, &mut tally)?;
+        }
+        let report = StepReport {
             outcome,
             discarded: (kept != first).then_some(first),
             record: kept,
@@ -162,7 +157,11 @@ impl<B: Backend> StepRunner<B> {
             recovered_rows: tally.recovered_rows,
             blocking_calls,
             times: tally.times,
-        })
+        };
+        match outcome {
+            Outcome::Failed => Err(OverflowError::Overflow { report: Box::new(report) }),
+            _ => Ok(report),
+        }
     }
 
     /// Runs one step eagerly: nothing is recorded, and every dispatch waits for its count and takes

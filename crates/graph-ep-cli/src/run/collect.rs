@@ -136,8 +136,15 @@ impl<'p> Collector<'p> {
             let (rank, of_rank) = (done.rank, &done.report);
             report.peak_required_rows[rank] = report.peak_required_rows[rank].max(required[rank]);
             report.graph_recordings[rank] += u64::from(of_rank.recordings);
-            report.growths += u64::from(of_rank.growths);
-            report.dropped_rows += of_rank.record.dropped;
+            // In eager mode there is no budget that could be too small: buffers follow what is required.
+            if of_rank.outcome != StepOutcome::Eager {
+                report.growths += u64::from(of_rank.growths);
+            }
+            if of_rank.outcome == StepOutcome::Failed {
+                report.recovered_rows += of_rank.record.dropped;
+            } else {
+                report.dropped_rows += of_rank.record.dropped;
+            }
             report.recovered_rows += of_rank.recovered_rows;
             report.rounds_per_step = report.rounds_per_step.max(of_rank.record.windows.into());
             report.verified_values += done.tally.verified;

@@ -9,7 +9,7 @@ use graph_ep::{
 };
 
 use super::collect::Collector;
-use super::rank::{self, Interrupted, RankError, StepDone};
+use super::rank::{self, Interrupted, Overflowed, RankError, StepDone};
 use super::{Plan, RunError, interrupt, line};
 use crate::args::Mode;
 use crate::progress::Progress;
@@ -138,10 +138,9 @@ fn run_rank<B: Backend>(
 
 /// Whether every rank stops at the same place with the same error, so that nobody waits for another.
 fn is_collective(error: &RankError) -> bool {
-    matches!(
-        error.downcast_ref::<OverflowError>(),
-        Some(OverflowError::Overflow { .. } | OverflowError::Refused { .. })
-    )
+    let refused =
+        matches!(error.downcast_ref::<OverflowError>(), Some(OverflowError::Refused { .. }));
+    refused || error.downcast_ref::<Overflowed>().is_some()
 }
 
 /// Tells the other ranks, on the device and on the host, that this one is gone.
@@ -165,10 +164,10 @@ fn first_failure(mut ends: Vec<RankEnd>) -> Result<Option<String>, RunError> {
                 if error.downcast_ref::<Interrupted>().is_some() {
                     return Ok(Some("interrupted; every rank has ended".to_owned()));
                 }
-                let own = is_collective(&error) || told.is_none();
-                if own {
-                    told = Some(format!("rank {}: {}", end.rank, line(error.as_ref())));
+                if is_collective(&error) {
+                    return Ok(Some(line(error.as_ref())));
                 }
+                told.get_or_insert_with(|| format!("rank {}: {}", end.rank, line(error.as_ref())));
             }
         }
     }

@@ -6,8 +6,8 @@ use std::num::NonZeroU32;
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
     Adjustments, Backend, Buffer, DeviceSlice, ExpertParallel, GrowthPolicy, MoeLayer,
-    OverflowPolicy, Phase, RecoverySettings, RowShaping, Step, StepReport, StepRunner, TokenCount,
-    TopKIds,
+    OverflowError, OverflowPolicy, Phase, RecoverySettings, RowShaping, Step, StepReport,
+    StepRunner, TokenCount, TopKIds,
 };
 
 use super::tensors::LayerInput;
@@ -26,6 +26,13 @@ pub(super) struct StepDone {
 
 /// Why a rank stopped before the last step.
 pub(super) type RankError = Box<dyn Error + Send + Sync + 'static>;
+
+/// A step overflowed, and the mode is to fail. Every rank stops there.
+#[derive(Debug, thiserror::Error)]
+#[error("step {step} requires more rows than there are, and --mode static does not grow")]
+pub(super) struct Overflowed {
+    step: usize,
+}
 
 /// Ctrl-C.
 #[derive(Debug, thiserror::Error)]
@@ -52,9 +59,17 @@ pub(super) fn run<B: Backend>(
         // checks the last one.
         let deadline = group.context().deadlines().of(Phase::Record);
         group.context().rendezvous().barrier("the next step", deadline)?;
-        let report = match plan.args.mode {
-            Mode::Eager => main.runner.run_eager()?,
-            _ => main.runner.run()?,
+        let ran = match plan.args.mode {
+            Mode::Eager => main.runner.run_eager(),
+            _ => main.runner.run(),
+        };
+        let report = match ran {
+            Ok(report) => report,
+            Err(OverflowError::Overflow { report }) => {
+                done(StepDone { rank, step, report: *report, tally: Tally::default() });
+                return Err(Overflowed { step }.into());
+            }
+            Err(error) => return Err(error.into()),
         };
         if let (Some(eager), Some(reference)) = (eager, &mut reference) {
             reference.write(plan, eager, step)?;

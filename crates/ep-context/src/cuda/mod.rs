@@ -1,0 +1,7 @@
+//! Ranks on NVIDIA GPUs.
+#![allow(dead_code)]
+
+mod calls;
+mod driver;
+
+pub use driver::DriverCalls;

@@ -1,0 +1,192 @@
+// How one rank waits for a word of another: the device's twin of the host's `signal::wait`.
+//
+// A wait looks at four things, in the order that decides when several hold: the fault that its rank
+// holds or that a peer has left it, the awaited word, the host's wish to end, and the deadline. It
+// never sleeps on a doorbell as the host does, and rings none: every rank of a group runs on the same
+// backend, and a spinning thread needs no waking.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace wait {
+
+constexpr u32 PHASES = 8;
+
+enum class Phase : u32 {
+    Setup = 0,
+    Dispatch = 1,
+    Combine = 2,
+    Acknowledge = 3,
+    Agreement = 4,
+    Growth = 5,
+    Record = 6,
+    Shutdown = 7,
+};
+
+enum class FaultKind : u32 {
+    Timeout = 1,
+    Aborted = 2,
+    OutOfStep = 3,
+    StaleGraph = 4,
+    TooManyTokens = 5,
+    Failed = 6,
+};
+
+struct WaitParams {
+    u64 control;
+    u64 attention;
+    u32 rank;
+    u32 world;
+};
+SAME_LAYOUT(WaitParams, 24, world, 20);
+
+struct ControlBlock {
+    u32 abort;
+    u32 suspended;
+    u64 fault;
+    u32 deadline_ms[PHASES];
+};
+SAME_LAYOUT(ControlBlock, 48, deadline_ms, 16);
+
+struct AttentionBlock {
+    u64 poison;
+    u32 doorbell;
+    u32 sleepers;
+};
+SAME_LAYOUT(AttentionBlock, 16, sleepers, 12);
+
+// The word of a fault; never zero, since zero says that there is none.
+__device__ __forceinline__ u64 fault_word(FaultKind kind, Phase phase, u32 culprit) {
+    return (u64(kind) << 40) | (u64(phase) << 32) | culprit;
+}
+
+// The control block lies in host memory: a look at it crosses the bus, so that a spinning wait
+// affords one only every so often, and one that finds its word at once affords none. The awaited word
+// and the poison lie on this device; a fault of this rank's own is therefore left in its own poison
+// word too, where its later waits find it.
+constexpr u32 LOOKS_BETWEEN_CONTROL = 64;
+constexpr u32 PAUSE_NS = 32;
+
+class Waiter {
+  public:
+    __device__ __forceinline__ explicit Waiter(const WaitParams &params) : params_(params) {}
+
+    // The fault that this rank must respect, or zero: the one it holds, the poison of a peer (which
+    // it holds from then on), or an abort by its host, which becomes a fault in `phase`.
+    __device__ __forceinline__ u64 fault(Phase phase) const {
+        if (const u64 word = held()) {
+            return word;
+        }
+        const u64 word = ptx::load_acquire_sys(&control()->fault);
+        return word != 0 ? word : aborted(phase);
+    }
+
+    // The fault that this rank holds as far as its device knows: zero if only its host knows of one,
+    // which the next wait that is not satisfied at once, or `fault`, finds out. Costs no look across
+    // the bus unless there is one.
+    __device__ __forceinline__ u64 held() const {
+        const u64 poison = ptx::load_acquire_sys(&own()->poison);
+        return poison == 0 ? 0 : set_once(&control()->fault, poison);
+    }
+
+    // Waits until `word` holds `expected`, which `culprit` will store. Returns zero, or the fault
+    // that ended the wait and that this rank and its peers hold from then on. The word may hold
+    // `expected - 1` while it is waited for; any other value is a peer out of step. What the peer
+    // wrote before it signalled is visible to this thread after the wait, and to its block after a
+    // barrier that follows it.
+    __device__ __forceinline__ u64 wait(Phase phase, u32 culprit, const u32 *word, u32 expected) const {
+        u64 spent_ns = 0;
+        return wait(phase, culprit, word, expected, spent_ns);
+    }
+
+    // The same on a clock that several waits of one phase share.
+    __device__ __noinline__ u64 wait(Phase phase, u32 culprit, const u32 *word, u32 expected,
+                                     u64 &spent_ns) const {
+        u64 last_ns = ptx::global_time_ns();
+        bool counted = true;
+        for (u32 look = 1;; ++look) {
+            // As on the host, a fault that is there already wins over a signal that is there too.
+            if (const u64 word_held = held()) {
+                return word_held;
+            }
+            const u32 found = ptx::load_acquire_sys(word);
+            if (found == expected) {
+                return 0;
+            }
+            if (look % LOOKS_BETWEEN_CONTROL == 0) {
+                if (const u64 fault_held = fault(phase)) {
+                    return fault_held;
+                }
+                // Epochs wrap, so there is no before and after: a peer is here or one round behind.
+                if (found != expected - 1) {
+                    return fail(FaultKind::OutOfStep, phase, culprit);
+                }
+                if (expired(phase, last_ns, counted, spent_ns)) {
+                    return fail(FaultKind::Timeout, phase, culprit);
+                }
+            }
+            ptx::sleep_ns(PAUSE_NS);
+        }
+    }
+
+    // Stores `value` to a word in memory of a peer, or of this rank. Whoever finds it by a wait sees
+    // all that this thread wrote or observed before; a block that signals for its other threads, or
+    // for other blocks, has synchronised with them first.
+    __device__ __forceinline__ void signal(u32 *word, u32 value) const {
+        ptx::store_release_sys(word, value);
+    }
+
+    // Makes a fault that of this rank and of every peer that has none. Returns the fault that this
+    // rank holds from now on, which is an earlier one if there was one.
+    __device__ __noinline__ u64 fail(FaultKind kind, Phase phase, u32 culprit) const {
+        const u64 first = set_once(&control()->fault, fault_word(kind, phase, culprit));
+        // Also when another fault came first: whoever stored it may have adopted it from a peer that
+        // reached only some of the ranks before it died.
+        for (u32 rank = 0; rank < params_.world; ++rank) {
+            set_once(&attention(rank)->poison, first);
+        }
+        return first;
+    }
+
+  private:
+    __device__ __forceinline__ ControlBlock *control() const {
+        return at<ControlBlock>(params_.control);
+    }
+
+    __device__ __forceinline__ AttentionBlock *attention(u32 rank) const {
+        return at<AttentionBlock>(at<const u64>(params_.attention)[rank]);
+    }
+
+    __device__ __forceinline__ AttentionBlock *own() const { return attention(params_.rank); }
+
+    __device__ __forceinline__ u64 aborted(Phase phase) const {
+        return ptx::load_acquire_sys(&control()->abort) == 0
+                   ? 0
+                   : fail(FaultKind::Aborted, phase, params_.rank);
+    }
+
+    // Counts the time since the last look unless deadlines were suspended at either end of it.
+    __device__ __forceinline__ bool expired(Phase phase, u64 &last_ns, bool &counted,
+                                            u64 &spent_ns) const {
+        const u64 now_ns = ptx::global_time_ns();
+        const bool counts = ptx::load_relaxed_sys(&control()->suspended) == 0;
+        if (counted && counts) {
+            spent_ns += now_ns - last_ns;
+        }
+        last_ns = now_ns;
+        counted = counts;
+        const u64 deadline_ms = ptx::load_relaxed_sys(&control()->deadline_ms[u32(phase)]);
+        return counts && spent_ns >= deadline_ms * 1000000;
+    }
+
+    // Stores a value in a word that holds zero; returns what the word holds afterwards. The word may
+    // lie in host memory, so this is a compare-exchange of system scope.
+    __device__ __forceinline__ static u64 set_once(u64 *word, u64 value) {
+        const u64 before = ptx::compare_exchange_sys(word, 0, value);
+        return before == 0 ? value : before;
+    }
+
+    WaitParams params_;
+};
+
+} // namespace wait
