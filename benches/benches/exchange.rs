@@ -43,17 +43,14 @@ impl Exchange {
         backend.synchronize(stream)?;
 
         let start = Instant::now();
-        lane.dispatch(
-            &mut step,
-            &Dispatch {
-                tokens: layer.tokens.clone(),
-                count: layer.count.clone(),
-                topk_ids: layer.topk_ids.clone(),
-                topk_weights: None,
-                rows: &self.rows,
-                handle: &self.handle,
-            },
-        )?;
+        let dispatch = Dispatch::new(
+            layer.tokens.clone(),
+            layer.count.clone(),
+            layer.topk_ids.clone(),
+            &self.rows,
+            &self.handle,
+        );
+        lane.dispatch(&mut step, &dispatch)?;
         backend.synchronize(stream)?;
         let dispatch = start.elapsed();
 

@@ -1,6 +1,6 @@
-//! A step that overflows and is recovered, beside a clean step of the same routing. Each from the
-//! first launch to the record of the run that is kept: what the discarded run cost, growing,
-//! recording again where the graph demands it, agreement, and the replay.
+//! A step that overflows and is recovered, or worked through in rounds, beside a clean step of the
+//! same routing. Each from the first launch to the record of the run that is kept: what the discarded
+//! run cost, growing, recording again where the graph demands it, agreement, and the replay.
 //!
 //! Capacity is taken back before every step, memory included, and the step recorded anew; neither is
 //! part of the time.
@@ -11,7 +11,8 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group, criterion_main};
 use graph_ep::ep_context::rendezvous::ThreadRendezvous;
 use graph_ep::{
-    Backend, GrowthPolicy, HostBackend, Outcome, Queue, RecoverySettings, RowShaping, StepRunner,
+    Backend, GrowthPolicy, HostBackend, Outcome, OverflowPolicy, Queue, RecoverySettings,
+    RowShaping, StepRunner,
 };
 use graph_ep_benches::ranks::{Failure, Make, Ranks, Work};
 use graph_ep_benches::step::{LEVEL_ROWS, Load, Member, RANKS};
@@ -43,6 +44,15 @@ fn recovered(rendezvous: ThreadRendezvous, shaping: RowShaping) -> Result<Work, 
     Ok(Box::new(move |iterations| (0..iterations).map(|_| step()).sum()))
 }
 
+fn rounds(rendezvous: ThreadRendezvous) -> Result<Work, Failure> {
+    let member = Member::join(rendezvous, SMALL, Load::OneRank)?;
+    let settings = RecoverySettings::new().overflow(OverflowPolicy::Rounds);
+    let mut runner = member.into_runner(settings)?;
+    Ok(Box::new(move |iterations| {
+        (0..iterations).map(|_| measure(&mut runner, |outcome| outcome == Outcome::Clean)).sum()
+    }))
+}
+
 /// Makes the capacity small again and gives back what was mapped behind it.
 fn take_back(backend: &HostBackend, runner: &mut StepRunner<HostBackend>) -> Result<(), Failure> {
     // A graph holds views of the rows, and so does queued work until it has run.
@@ -70,10 +80,11 @@ fn recovery(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("recovery");
     group.sample_size(20).measurement_time(Duration::from_secs(3));
     group.warm_up_time(Duration::from_millis(500));
-    let ways: [(&str, Make); 3] = [
+    let ways: [(&str, Make); 4] = [
         ("clean step", clean),
         ("recovered, shaped by capacity", |place| recovered(place, RowShaping::Capacity)),
         ("recovered, counted on the device", |place| recovered(place, RowShaping::DeviceCounted)),
+        ("in rounds", rounds),
     ];
     for (name, make) in ways {
         let ranks = Ranks::start(RANKS, make).expect("a group of ranks");

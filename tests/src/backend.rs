@@ -34,9 +34,9 @@ pub trait TestBackend: Sized + 'static {
     /// What the suite is called in messages.
     const NAME: &'static str;
 
-    /// The device of one rank. `memory` is the most that it may hold: a device that really runs out,
-    /// not a limit that the library keeps.
-    fn backend(rank: Rank, memory: Option<u64>) -> Self::Backend;
+    /// The device of one rank. Its memory is counted in `memory`, and exhausted where that has a
+    /// limit: a device that really runs out, which the library cannot know before.
+    fn backend(rank: Rank, memory: &MemoryAccount) -> Self::Backend;
 
     /// Runs `body` on every rank of a group at the same time. Returns what each made of it, by rank;
     /// for a rank that panicked, what it said.
@@ -72,6 +72,8 @@ pub trait TestBackend: Sized + 'static {
 pub struct RankEnv<T: TestBackend> {
     /// The rank's handle of the group.
     pub rendezvous: T::Rendezvous,
+    /// The memory of the rank's device.
+    pub memory: MemoryAccount,
 }
 
 impl<T: TestBackend> RankEnv<T> {
@@ -85,7 +87,7 @@ impl<T: TestBackend> RankEnv<T> {
         self.rendezvous.world()
     }
 
-    /// Joins the group on a device without a limit. Collective.
+    /// Joins the group. Collective.
     ///
     /// # Errors
     ///
@@ -94,20 +96,7 @@ impl<T: TestBackend> RankEnv<T> {
         self,
         builder: &ExpertParallelBuilder,
     ) -> Result<ExpertParallel<T::Backend>, Error> {
-        self.build_within(builder, None)
-    }
-
-    /// Joins the group on a device that holds `memory` bytes. Collective.
-    ///
-    /// # Errors
-    ///
-    /// What the builder refuses.
-    pub fn build_within(
-        self,
-        builder: &ExpertParallelBuilder,
-        memory: Option<u64>,
-    ) -> Result<ExpertParallel<T::Backend>, Error> {
-        builder.build(T::backend(self.rank(), memory), self.rendezvous)
+        builder.build(T::backend(self.rank(), &self.memory), self.rendezvous)
     }
 }
 
@@ -126,9 +115,9 @@ impl TestBackend for HostThreads {
 
     const NAME: &'static str = "host, threads";
 
-    fn backend(rank: Rank, memory: Option<u64>) -> HostBackend {
+    fn backend(rank: Rank, memory: &MemoryAccount) -> HostBackend {
         let options = HostOptions::new(format!("test rank {}", rank.0));
-        HostBackend::new(options.with_memory(MemoryAccount::new(memory)))
+        HostBackend::new(options.with_memory(memory.clone()))
     }
 
     fn try_on_ranks<R: RankResult>(
@@ -146,9 +135,9 @@ impl TestBackend for HostThreads {
                 .map(|rendezvous| {
                     let body = body.clone();
                     let name = format!("test {}", rendezvous.rank());
-                    thread::Builder::new()
-                        .name(name)
-                        .spawn_scoped(scope, move || body(RankEnv { rendezvous }))
+                    thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                        body(RankEnv { rendezvous, memory: MemoryAccount::new(None) })
+                    })
                 })
                 .collect();
             ranks

@@ -210,11 +210,8 @@ impl Case {
     pub fn any() -> impl Strategy<Value = Self> {
         let sizes = (1_usize..=4, 0_usize..6, 1_usize..=4, 0_u32..4, 1_usize..=3);
         let flags = (any::<[bool; 5]>(), 1_usize..=2, any::<bool>());
-        let skew = prop_oneof![
-            Just(Skew::Even),
-            (0_usize..4).prop_map(Skew::Hot),
-            Just(Skew::Rotating),
-        ];
+        let skew =
+            prop_oneof![Just(Skew::Even), (0_usize..4).prop_map(Skew::Hot), Just(Skew::Rotating),];
         let dtype = prop::sample::select(vec![DType::Bf16, DType::Fp16, DType::Fp32]);
         (sizes, flags, skew, dtype, any::<u64>())
             .prop_flat_map(|(sizes, flags, skew, dtype, seed)| {
@@ -223,7 +220,11 @@ impl Case {
                 let tokens = prop::collection::vec(0_usize..=6, world);
                 let placement =
                     prop::option::weighted(0.3, prop::collection::vec(0..world, experts));
-                (Just((world, experts, top_k, alignment, layers, flags, skew, dtype, seed)), tokens, placement)
+                (
+                    Just((world, experts, top_k, alignment, layers, flags, skew, dtype, seed)),
+                    tokens,
+                    placement,
+                )
             })
             .prop_map(|(fixed, tokens, placement)| {
                 let (world, experts, top_k, alignment, layers, flags, skew, dtype, seed) = fixed;

@@ -21,7 +21,8 @@ impl Inputs {
     pub fn new(case: &Case, step: usize, layer: usize, rank: usize) -> Self {
         let mut draw = Draw::new(&[case.seed, step as u64, layer as u64, rank as u64]);
         let tokens = tokens_in(case, step, layer, rank);
-        let values = (0..tokens * case.hidden).map(|_| case.payload().round(draw.value())).collect();
+        let values =
+            (0..tokens * case.hidden).map(|_| case.payload().round(draw.value())).collect();
         let ids = (0..tokens).flat_map(|_| ids_of_token(case, step, &mut draw)).collect();
         let weights = (0..tokens * case.top_k)
             .map(|_| if case.weights { draw.value() } else { 1.0 })

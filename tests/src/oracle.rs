@@ -183,7 +183,8 @@ impl StepOracle {
         self.check_outputs(what, runs);
         for (rank, run) in runs.iter().enumerate() {
             for (layer, (oracle, seen)) in self.layers.iter().zip(&run.layers).enumerate() {
-                let (expected, at) = (&oracle.ranks[rank], format!("{what}: rank {rank}, layer {layer}"));
+                let (expected, at) =
+                    (&oracle.ranks[rank], format!("{what}: rank {rank}, layer {layer}"));
                 assert_eq!(seen.tokens_per_expert, expected.tokens_per_expert, "{at}: counts");
                 assert_eq!(seen.expert_offsets, expected.expert_offsets, "{at}: offsets");
                 assert_eq!(seen.total, expected.total, "{at}: total");
@@ -220,8 +221,7 @@ impl StepOracle {
         };
         let bad = self.layers.iter().map(|layer| layer.bad_ids[rank]);
         let (invalid, repeated) = bad.fold((0, 0), |sum, bad| (sum.0 + bad.0, sum.1 + bad.1));
-        let by_dispatch: Vec<u32> =
-            self.layers.iter().map(|layer| layer.required[rank]).collect();
+        let by_dispatch: Vec<u32> = self.layers.iter().map(|layer| layer.required[rank]).collect();
         assert!(!record.drained, "{at}: drained");
         assert_eq!(record.first_over, self.first_over(), "{at}: first over-budget dispatch");
         assert_eq!(record.required, self.required(), "{at}: required rows");

@@ -17,6 +17,13 @@ impl RankRun {
     pub fn outputs(&self) -> Vec<&[u32]> {
         self.layers.iter().map(|layer| layer.output.as_slice()).collect()
     }
+
+    /// The same run as that of the step with another number.
+    #[must_use]
+    pub fn renumbered(mut self, step: u32) -> Self {
+        self.record.step = step;
+        self
+    }
 }
 
 /// What one rank saw of one layer. Rows are given as the bits of f32 numbers.

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use graph_ep::ep_context::RowShape;
+use graph_ep::ep_context::{MemoryAccount, RowShape};
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
     BodyError, Buffer, CaptureError, Combine, Dispatch, DispatchError, Error, ExpertParallel,
-    Handle, Lane, OverflowError, Queue, Received, RecoverySettings, RowBuffer, Step, StepGraph,
-    StepMode, StepOptions, StepRecord, StepRunner, TokenCount, TopKIds,
+    ExpertParallelBuilder, Handle, Lane, OverflowError, Queue, Rank, Received, RecoverySettings,
+    RowBuffer, Step, StepGraph, StepMode, StepOptions, StepRecord, StepRunner, TokenCount, TopKIds,
 };
 
 use crate::backend::{RankEnv, TestBackend};
@@ -23,6 +23,8 @@ pub struct Rig<T: TestBackend> {
     pub group: ExpertParallel<T::Backend>,
     /// The case.
     pub case: Case,
+    /// The memory of the rank's device.
+    pub memory: MemoryAccount,
     layers: Arc<[Layer<T>]>,
     experts: SyntheticExperts<T::Backend>,
 }
@@ -55,9 +57,21 @@ impl<T: TestBackend> Rig<T> {
     ///
     /// If that fails.
     pub fn new(env: RankEnv<T>, case: &Case) -> Self {
-        let builder = case.builder(env.rank());
+        Self::with(env, &case.builder(Rank::from_index(0)), case)
+    }
+
+    /// Joins the group with the settings of `builder`, but for the capacity, which is that of the
+    /// case, and allocates what the case needs. Collective.
+    ///
+    /// # Panics
+    ///
+    /// If that fails.
+    pub fn with(env: RankEnv<T>, builder: &ExpertParallelBuilder, case: &Case) -> Self {
+        let builder = builder.clone().capacity_rows(case.rows_of(env.rank().index()));
+        let memory = env.memory.clone();
         let group = env.build(&builder).expect("the group is built");
-        Self::on(group, case).expect("memory for the case")
+        let rig = Self::on(group, case).expect("memory for the case");
+        Self { memory, ..rig }
     }
 
     /// Allocates what the case needs in a group that has been built for it.
@@ -83,7 +97,8 @@ impl<T: TestBackend> Rig<T> {
         };
         let layers = (0..case.layers).map(|_| layer()).collect::<Result<Vec<_>, _>>()?;
         let experts = SyntheticExperts::new(&group)?;
-        Ok(Self { group, case: case.clone(), layers: layers.into(), experts })
+        let memory = MemoryAccount::new(None);
+        Ok(Self { group, case: case.clone(), memory, layers: layers.into(), experts })
     }
 
     /// This rank.
@@ -374,25 +389,23 @@ impl<T: TestBackend> Program<T> {
     /// # Errors
     ///
     /// If the case has no lanes.
-    pub fn arguments(
-        &self,
-        layer: usize,
-    ) -> Result<Dispatch<'_, 'static, T::Backend>, BodyError> {
+    pub fn arguments(&self, layer: usize) -> Result<Dispatch<'_, 'static, T::Backend>, BodyError> {
         let memory = &self.layers[layer];
-        let staged = self.lane(layer)?.staging();
+        let tokens = match self.case.staging {
+            true => self.lane(layer)?.staging(),
+            false => memory.tokens.slice(),
+        };
+        let count = match self.case.device_count {
+            true => TokenCount::Device(memory.count.slice(), self.own_tokens),
+            false => TokenCount::Fixed(self.own_tokens),
+        };
+        let ids = match self.case.wide_ids {
+            true => TopKIds::I64(memory.ids.slice()),
+            false => TopKIds::I32(memory.ids.slice()),
+        };
         Ok(Dispatch {
-            tokens: if self.case.staging { staged } else { memory.tokens.slice() },
-            count: match self.case.device_count {
-                true => TokenCount::Device(memory.count.slice(), self.own_tokens),
-                false => TokenCount::Fixed(self.own_tokens),
-            },
-            topk_ids: match self.case.wide_ids {
-                true => TopKIds::I64(memory.ids.slice()),
-                false => TopKIds::I32(memory.ids.slice()),
-            },
             topk_weights: self.case.weights.then(|| memory.weights.slice()),
-            rows: &memory.rows,
-            handle: &memory.handle,
+            ..Dispatch::new(tokens, count, ids, &memory.rows, &memory.handle)
         })
     }
 
@@ -428,6 +441,7 @@ impl<T: TestBackend> Program<T> {
         let memory = &self.layers[layer];
         let received = Received {
             rows: &memory.rows,
+            scales: None,
             outputs: &memory.results,
             handle: &memory.handle,
             row_limit: step.row_limit(self.group.rows()),

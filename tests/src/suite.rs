@@ -41,6 +41,8 @@ macro_rules! conformance_suite {
                 a_second_dispatch_on_an_open_lane_is_refused,
                 a_combine_without_its_dispatch_is_refused,
                 an_open_handle_cannot_be_filled_again,
+                a_handle_of_another_dispatcher_is_refused,
+                a_lane_of_another_dispatcher_is_refused,
                 a_step_that_ends_in_a_dispatch_has_one_verdict,
                 a_lane_serves_steps_with_and_without_combine,
             }
@@ -65,6 +67,56 @@ macro_rules! conformance_suite {
                 steps_behind_an_over_budget_one_drain,
                 clean_steps_run_ahead,
                 nothing_is_held_back_unasked,
+            }
+            $crate::conformance_suite! { @group $backend, recovery:
+                recovery_follows_the_simulation,
+                growth_is_recorded_where_it_must_be,
+                adjustments_follow_the_simulation,
+                growth_stays_within_its_limit,
+                ranks_may_differ_in_capacity,
+            }
+            $crate::conformance_suite! { @group $backend, refusal:
+                hooks_are_called_once_an_attempt,
+                a_failing_hook_refuses_on_all_ranks,
+                a_limit_in_rows_refuses_on_all_ranks,
+                memory_that_runs_out_refuses_on_all_ranks,
+                eager_mode_is_the_last_resort,
+                a_body_that_cannot_be_recorded_again_runs_eagerly,
+                a_runner_runs_eagerly_when_asked,
+                the_policy_drop_keeps_what_fits,
+                the_policy_fail_reports_and_goes_on,
+                an_invalidated_runner_records_once,
+            }
+            $crate::conformance_suite! { @group $backend, trust:
+                what_follows_an_overflow_is_not_believed,
+                independent_routing_counts_every_dispatch,
+                looking_ahead_is_by_the_run_that_was_kept,
+                an_overflow_among_layers_in_flight_is_recovered,
+                too_few_replays_end_in_an_eager_run,
+            }
+            $crate::conformance_suite! { @group $backend, failure:
+                a_rank_that_never_dispatches_is_blamed,
+                a_rank_that_never_combines_is_blamed,
+                a_rank_that_never_acknowledges_is_blamed,
+                an_abort_ends_the_step_on_every_rank,
+                an_operation_that_breaks_is_reported,
+                a_runner_reports_the_operation_that_breaks,
+                a_rank_missing_from_an_agreement_is_named,
+                a_rank_that_leaves_ends_an_agreement,
+                ranks_in_different_steps_find_out,
+                an_eager_step_without_room_is_given_up,
+                a_new_group_works_after_a_failed_one,
+            }
+            $crate::conformance_suite! { @group $backend, setup:
+                settings_that_differ_are_named,
+                a_rank_missing_from_set_up_is_named,
+                memory_that_runs_out_in_set_up_fails_on_all_ranks,
+                the_memory_report_is_what_is_charged,
+                a_memory_limit_is_held_to_the_report,
+                a_memory_limit_of_one_rank_stops_all,
+                clean_steps_neither_block_nor_allocate,
+                a_group_that_is_dropped_leaves_nothing,
+                trimming_waits_for_every_user,
             }
         }
     };

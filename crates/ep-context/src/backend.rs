@@ -164,7 +164,8 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     fn abandon_recording(&self, stream: &Self::Stream);
 
     /// Creates the condition of a loop in the recording of `stream`. The returned handle goes into
-    /// the parameters of the kernels that set it; see [`crate::host::set_condition`].
+    /// the parameters of the kernels that set it: by [`crate::host::set_condition`] on the host, by
+    /// `set_condition` of `loop.cuh` on a GPU.
     fn condition(&self, stream: &Self::Stream) -> Result<Condition, BackendError>;
 
     /// Begins the body of a loop that runs while its condition is nonzero; the condition is looked

@@ -88,6 +88,8 @@ pub enum FaultKind {
     TooManyTokens = 5,
     /// An operation of the culprit failed while it ran.
     Failed = 6,
+    /// The culprit has fewer receive rows than a single token may need.
+    NoProgress = 7,
 }
 
 impl FaultKind {
@@ -99,6 +101,7 @@ impl FaultKind {
             4 => FaultKind::StaleGraph,
             5 => FaultKind::TooManyTokens,
             6 => FaultKind::Failed,
+            7 => FaultKind::NoProgress,
             _ => return None,
         })
     }
@@ -113,6 +116,7 @@ impl fmt::Display for FaultKind {
             FaultKind::StaleGraph => "replayed a graph recorded before its receive buffer changed",
             FaultKind::TooManyTokens => "was given more tokens than its staging area holds",
             FaultKind::Failed => "failed while an operation ran",
+            FaultKind::NoProgress => "has fewer receive rows than a single token needs",
         })
     }
 }
@@ -160,7 +164,7 @@ mod tests {
     #[test]
     fn a_word_carries_every_fault() {
         for phase in Phase::ALL {
-            for code in 1..=6 {
+            for code in 1..=7 {
                 let kind = FaultKind::from_code(code).expect("known code");
                 for culprit in [Rank(0), Rank(7), Rank(u32::MAX)] {
                     let fault = Fault { phase, culprit, kind };

@@ -32,6 +32,8 @@ pub use account::MemoryAccount;
 pub use backend::{Backend, BackendError, LaunchShape, Retained, Specialization};
 pub use buffer::{Buffer, DeviceSlice};
 pub use context::{EpContext, EpContextBuilder};
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaBackend, CudaOptions};
 pub use deadline::Deadlines;
 pub use error::ContextError;
 pub use fault::{Fault, FaultKind, Phase};

@@ -56,6 +56,17 @@ pub enum RunError {
         /// The limit.
         limit: u64,
     },
+    /// In rounds a window must hold any one token.
+    #[error(
+        "an initial capacity of {capacity} rows cannot hold every token; --mode rounds needs at least \
+         {least}: raise --capacity-factor"
+    )]
+    TooSmall {
+        /// Rows of every rank.
+        capacity: u32,
+        /// Rows that one token may need: a padded row for each of its experts on a rank.
+        least: usize,
+    },
     /// The group cannot be made of these settings.
     #[error("the group cannot be set up")]
     Setup(#[source] graph_ep::Error),
@@ -87,6 +98,7 @@ impl RunError {
             | Self::Routing(_)
             | Self::NotBuilt { .. }
             | Self::TooLarge { .. }
+            | Self::TooSmall { .. }
             | Self::Setup(_) => Verdict::BadInput,
             Self::Interrupt(_) | Self::Thread { .. } | Self::Output(_) | Self::Plot(_) => {
                 Verdict::Failed
@@ -154,12 +166,6 @@ fn conclude(args: &RunArgs, report: &Report) -> Result<Verdict, RunError> {
 
 impl Plan {
     fn new(args: &RunArgs) -> Result<Self, RunError> {
-        if args.mode == Mode::Rounds {
-            return Err(RunError::NotBuilt {
-                what: "--mode rounds",
-                instead: "--mode recover loses no rows either",
-            });
-        }
         let routing = load(args)?;
         let shards = routing.shards(args.ranks).map_err(RunError::Routing)?;
         let (tokens, top_k) = (shards.max_tokens(), routing.top_k());
@@ -186,6 +192,11 @@ impl Plan {
         )
         .filter(|rows| i32::try_from(*rows).is_ok())
         .ok_or_else(|| too_large("the worst case in rows", "2³¹ or more".to_owned()))?;
+        let local = routing.experts().div_ceil(args.ranks);
+        let least = routing.top_k().min(local) * args.alignment;
+        if args.mode == Mode::Rounds && (initial_capacity as usize) < least {
+            return Err(RunError::TooSmall { capacity: initial_capacity, least });
+        }
         let demand = demand::required_rows(&routing, args.ranks, args.alignment);
         tracing::info!(
             routing = routing.name(),

@@ -3,7 +3,8 @@
 use ep_context::rendezvous::Rendezvous;
 use ep_context::{Backend, Deadlines, EpContext, Phase, Rank, RowSet};
 use token_dispatch::{
-    DType, DispatchConfig, ExpertMap, Handle, RoutingDependence, TokenDispatcher, worst_case_rows,
+    DType, DispatchConfig, ExpertMap, Handle, Layout, Payload, RoutingDependence, TokenDispatcher,
+    Weighting, worst_case_rows,
 };
 
 use crate::error::Error;
@@ -35,6 +36,10 @@ pub struct ExpertParallelBuilder {
     max_tokens: usize,
     map: Option<ExpertMap>,
     dtype: DType,
+    payload: Payload,
+    layout: Layout,
+    weighting: Weighting,
+    backward: bool,
     alignment: u32,
     capacity_factor: f64,
     capacity_rows: Option<u32>,
@@ -55,6 +60,10 @@ impl ExpertParallelBuilder {
             max_tokens,
             map: None,
             dtype: DType::Bf16,
+            payload: Payload::Values,
+            layout: Layout::ExpertGrouped,
+            weighting: Weighting::Combine,
+            backward: false,
             alignment: 16,
             capacity_factor: 1.25,
             capacity_rows: None,
@@ -78,6 +87,34 @@ impl ExpertParallelBuilder {
     #[must_use]
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = dtype;
+        self
+    }
+
+    /// What a dispatched row is made of (default: values).
+    #[must_use]
+    pub fn payload(mut self, payload: Payload) -> Self {
+        self.payload = payload;
+        self
+    }
+
+    /// How received rows lie (default: grouped by expert).
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Who multiplies by the routing weights (default: combine).
+    #[must_use]
+    pub fn weighting(mut self, weighting: Weighting) -> Self {
+        self.weighting = weighting;
+        self
+    }
+
+    /// Whether backward passes are to be run (default: not).
+    #[must_use]
+    pub fn backward(mut self, backward: bool) -> Self {
+        self.backward = backward;
         self
     }
 
@@ -158,11 +195,15 @@ impl ExpertParallelBuilder {
         for (label, bytes) in token_dispatch::memory::fixed_memory(&config, rank, world) {
             report.fixed(label, bytes);
         }
-        for (label, bytes) in token_dispatch::memory::HANDLE_ROW_MEMORY {
-            report.rows(label, *bytes);
+        let local = config.experts().held_by(rank) as usize;
+        for (label, bytes) in token_dispatch::memory::handle_row_memory(&config, local) {
+            report.rows(label, bytes);
         }
         report.rows("received rows", config.row_bytes());
-        report.rows("expert outputs", config.row_bytes());
+        if config.scale_bytes() > 0 {
+            report.rows("received scales", config.scale_bytes());
+        }
+        report.rows("expert outputs", config.sum_bytes());
         Ok(report)
     }
 
@@ -210,13 +251,17 @@ impl ExpertParallelBuilder {
         worst: u32,
     ) -> Result<ReceiveParts<B>, Error> {
         let context = dispatcher.context();
-        let row_bytes = dispatcher.config().row_bytes();
+        let config = dispatcher.config();
         let stream = context.stream("step")?;
         let rows = RowSet::new(context, &stream, "receive rows", budget, budget.max(worst))?;
         let handle = Handle::new(dispatcher, &rows)?;
-        let received = rows.add("received rows", row_bytes)?;
-        let outputs = rows.add("expert outputs", row_bytes)?;
-        Ok(ReceiveParts { stream, rows, handle, received, outputs })
+        let received = rows.add("received rows", config.row_bytes())?;
+        let scales = match config.scale_bytes() {
+            0 => None,
+            bytes => Some(rows.add("received scales", bytes)?),
+        };
+        let outputs = rows.add("expert outputs", config.sum_bytes())?;
+        Ok(ReceiveParts { stream, rows, handle, received, scales, outputs })
     }
 
     fn config(&self, world: usize) -> Result<DispatchConfig, Error> {
@@ -227,6 +272,10 @@ impl ExpertParallelBuilder {
         let config = DispatchConfig::builder(self.hidden, self.top_k, self.max_tokens, map)
             .alignment(self.alignment)
             .dtype(self.dtype)
+            .payload(self.payload)
+            .layout(self.layout)
+            .weighting(self.weighting)
+            .backward(self.backward)
             .lanes(self.lanes)
             .routing(self.routing)
             .max_dispatches(self.max_dispatches)
@@ -264,5 +313,6 @@ pub(crate) struct ReceiveParts<B: Backend> {
     pub(crate) rows: RowSet<B>,
     pub(crate) handle: Handle<B>,
     pub(crate) received: ep_context::RowBuffer<B>,
+    pub(crate) scales: Option<ep_context::RowBuffer<B>>,
     pub(crate) outputs: ep_context::RowBuffer<B>,
 }

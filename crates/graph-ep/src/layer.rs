@@ -5,7 +5,9 @@ use std::fmt;
 use ep_context::{Backend, Buffer, DeviceSlice, EpContext, Queue, RowBuffer, RowSet};
 use graph_capture::BodyError;
 use overflow::{OverflowError, RecoverySettings, StepRunner};
-use token_dispatch::{Combine, Dispatch, Handle, Lane, Step, TokenCount, TokenDispatcher, TopKIds};
+use token_dispatch::{
+    Combine, Dispatch, Handle, Lane, Step, StepMode, TokenCount, TokenDispatcher, TopKIds,
+};
 
 use crate::builder::{ExpertParallelBuilder, ReceiveParts};
 use crate::error::Error;
@@ -67,6 +69,7 @@ pub struct ExpertParallel<B: Backend> {
     rows: RowSet<B>,
     handle: Handle<B>,
     received: RowBuffer<B>,
+    scales: Option<RowBuffer<B>>,
     outputs: RowBuffer<B>,
 }
 
@@ -83,8 +86,8 @@ impl<B: Backend> ExpertParallel<B> {
     }
 
     pub(crate) fn new(dispatcher: TokenDispatcher<B>, parts: ReceiveParts<B>) -> Self {
-        let ReceiveParts { stream, rows, handle, received, outputs } = parts;
-        Self { dispatcher, stream, rows, handle, received, outputs }
+        let ReceiveParts { stream, rows, handle, received, scales, outputs } = parts;
+        Self { dispatcher, stream, rows, handle, received, scales, outputs }
     }
 
     /// The membership of the group.
@@ -157,7 +160,8 @@ impl<B: Backend> ExpertParallel<B> {
         )
     }
 
-    /// Queues one MoE layer of a step on lane 0: dispatch, `experts`, combine.
+    /// Queues one MoE layer of a step on lane 0: dispatch, `experts`, combine. In rounds, `experts` is
+    /// the body of a loop on the device.
     ///
     /// # Errors
     ///
@@ -169,32 +173,33 @@ impl<B: Backend> ExpertParallel<B> {
         experts: impl FnOnce(&Queue<'a, B>, &Received<'_, B>) -> Result<(), BodyError>,
     ) -> Result<(), BodyError> {
         let lane: Lane<B> = self.dispatcher.lane(0).ok_or("the dispatcher has no lane")?;
-        lane.dispatch(
-            step,
-            &Dispatch {
-                tokens: layer.tokens.clone(),
-                count: layer.count.clone(),
-                topk_ids: layer.topk_ids.clone(),
-                topk_weights: layer.topk_weights.clone(),
-                rows: &self.received,
-                handle: &self.handle,
-            },
-        )?;
+        let dispatch = Dispatch {
+            tokens: layer.tokens.clone(),
+            scales: layer.scales.clone(),
+            count: layer.count.clone(),
+            topk_ids: layer.topk_ids.clone(),
+            topk_weights: layer.topk_weights.clone(),
+            rows: &self.received,
+            received_scales: self.scales.as_ref(),
+            handle: &self.handle,
+        };
         let received = Received {
             rows: &self.received,
+            scales: self.scales.as_ref(),
             outputs: &self.outputs,
             handle: &self.handle,
             row_limit: step.row_limit(&self.rows),
         };
+        let expert_rows = self.outputs.slice();
+        if step.options().mode_of_step() == StepMode::Rounds {
+            return lane.rounds(step, &dispatch, &expert_rows, &layer.output, |step| {
+                experts(step.queue(), &received)
+            });
+        }
+        lane.dispatch(step, &dispatch)?;
         experts(step.queue(), &received)?;
-        lane.combine(
-            step,
-            &Combine {
-                handle: &self.handle,
-                expert_rows: self.outputs.slice(),
-                output: layer.output.clone(),
-            },
-        )?;
+        let output = layer.output.clone();
+        lane.combine(step, &Combine { handle: &self.handle, expert_rows, output })?;
         Ok(())
     }
 }
@@ -207,6 +212,7 @@ impl<B: Backend> Clone for ExpertParallel<B> {
             rows: self.rows.clone(),
             handle: self.handle.clone(),
             received: self.received.clone(),
+            scales: self.scales.clone(),
             outputs: self.outputs.clone(),
         }
     }
@@ -226,6 +232,8 @@ impl<B: Backend> fmt::Debug for ExpertParallel<B> {
 pub struct MoeLayer<'a, B: Backend> {
     /// `[tokens, hidden]`.
     pub tokens: DeviceSlice<'a, B>,
+    /// `[tokens]` rows of scales, where the payload is bytes with scales.
+    pub scales: Option<DeviceSlice<'a, B>>,
     /// How many tokens.
     pub count: TokenCount<'a, B>,
     /// `[tokens, top_k]` expert ids; −1 is none.
@@ -244,7 +252,7 @@ impl<'a, B: Backend> MoeLayer<'a, B> {
         topk_ids: TopKIds<'a, B>,
         output: DeviceSlice<'a, B>,
     ) -> Self {
-        Self { tokens, count, topk_ids, topk_weights: None, output }
+        Self { tokens, scales: None, count, topk_ids, topk_weights: None, output }
     }
 }
 
@@ -254,6 +262,8 @@ pub struct Received<'s, B: Backend> {
     /// `[capacity, hidden]`: the rows of local expert `e` are those from `expert_offsets[e]`, as many
     /// as `tokens_per_expert[e]`; up to the next offset follow rows of zeros.
     pub rows: &'s RowBuffer<B>,
+    /// `[capacity]` rows of scales, if the payload has any.
+    pub scales: Option<&'s RowBuffer<B>>,
     /// `[capacity, hidden]`: where the experts leave the result of each row, in the same place.
     pub outputs: &'s RowBuffer<B>,
     /// Holds `expert_offsets`, `tokens_per_expert` and `total`, all in device memory.

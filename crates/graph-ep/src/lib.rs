@@ -26,9 +26,9 @@ pub use overflow::{
     RecoverySettings, StepReport, StepRunner,
 };
 pub use token_dispatch::{
-    Combine, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane,
-    RoutingDependence, RowShaping, Step, StepMode, StepOptions, StepRecord, TokenCount,
-    TokenDispatcher, TopKIds,
+    Combine, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane, Layout,
+    Payload, RoutingDependence, RowShaping, Step, StepMode, StepOptions, StepRecord, TokenCount,
+    TokenDispatcher, TopKIds, Weighting,
 };
 
 pub use {ep_context, graph_capture, overflow, token_dispatch};

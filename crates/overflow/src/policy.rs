@@ -14,6 +14,10 @@ pub enum OverflowPolicy {
     /// eagerly. No row is lost.
     #[default]
     Recover,
+    /// Work through all rows with the capacity that there is, in as many windows as it takes, looped
+    /// on the device. No row is lost and nothing replayed. With
+    /// [`Adjustments::look_ahead`](crate::Adjustments) capacity grows between steps.
+    Rounds,
     /// Keep what fitted, and report what did not.
     Drop,
     /// Report an error. The group goes on: the next step may be run.
@@ -24,6 +28,7 @@ impl fmt::Display for OverflowPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             OverflowPolicy::Recover => "recover",
+            OverflowPolicy::Rounds => "rounds",
             OverflowPolicy::Drop => "drop",
             OverflowPolicy::Fail => "fail",
         })

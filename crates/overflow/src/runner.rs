@@ -126,7 +126,8 @@ impl<B: Backend> StepRunner<B> {
         let blocking_calls = backend.blocking_calls() - calls_before;
         let mut kept = first.clone();
         let outcome = match (first.first_over, self.settings.overflow) {
-            (None, _) => Outcome::Clean,
+            // Rounds leave nothing over.
+            (None, _) | (Some(_), OverflowPolicy::Rounds) => Outcome::Clean,
             (Some(_), OverflowPolicy::Drop) => Outcome::Dropped,
             (Some(_), OverflowPolicy::Fail) => Outcome::Failed,
             (Some(_), OverflowPolicy::Recover) => {
@@ -144,7 +145,7 @@ impl<B: Backend> StepRunner<B> {
         };
         tally.times.total = start.elapsed();
         if outcome != Outcome::Failed {
-            self.adjust(&first, &mut tally)?;
+            self.adjust(&kept, first.overflowed(), &mut tally)?;
         }
         let report = StepReport {
             outcome,
@@ -321,13 +322,21 @@ impl<B: Backend> StepRunner<B> {
 
     /// Grows ahead of need or shrinks between steps, where that is asked for. Concerns no peer; what
     /// cannot be had now is left.
-    fn adjust(&mut self, first: &StepRecord, tally: &mut Tally) -> Result<(), OverflowError> {
+    ///
+    /// `kept` is the run that counts: the first run of a step that overflowed knew nothing of the
+    /// dispatches behind its first over-budget one.
+    fn adjust(
+        &mut self,
+        kept: &StepRecord,
+        overflowed: bool,
+        tally: &mut Tally,
+    ) -> Result<(), OverflowError> {
         let capacity = self.rows.capacity();
         let wanted = self.between.after_step(StepSummary {
             own_capacity: capacity,
-            own_required: self.own_required(first),
-            global_peak_required: first.peak(),
-            overflowed: first.overflowed(),
+            own_required: self.own_required(kept),
+            global_peak_required: kept.peak(),
+            overflowed: overflowed || kept.peak() > capacity,
             alignment: self.dispatcher.config().alignment(),
             limit_rows: self.limit(),
         });
@@ -377,7 +386,10 @@ impl<B: Backend> StepRunner<B> {
 
     fn options(&self) -> StepOptions {
         StepOptions::new()
-            .mode(StepMode::Static)
+            .mode(match self.settings.overflow {
+                OverflowPolicy::Rounds => StepMode::Rounds,
+                _ => StepMode::Static,
+            })
             .shaping(self.settings.shaping)
             .hold_on_overflow(self.settings.overflow == OverflowPolicy::Recover)
     }

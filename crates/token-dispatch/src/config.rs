@@ -15,6 +15,42 @@ pub enum RoutingDependence {
     Independent,
 }
 
+/// What a dispatched row is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Payload {
+    /// `hidden` values of the configuration's number format, as the caller gives them.
+    Values,
+    /// Bytes that nobody looks at, forwarded as they are: FP8, FP4, whatever the experts read. With
+    /// a row of scales beside each, or none if that has no bytes.
+    Bytes {
+        /// Bytes of a row: a multiple of 16.
+        row_bytes: usize,
+        /// Bytes of a row of scales: a multiple of 16.
+        scale_bytes: usize,
+    },
+    /// `hidden` values that are quantised where they are sent: FP8 e4m3 with an fp32 scale for each
+    /// 128 of them; see [`fp8`](crate::fp8).
+    Fp8,
+}
+
+/// How received rows lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Grouped by expert, one row for each pair of a token and a local expert.
+    ExpertGrouped,
+    /// In the order of arrival, one row for each token, with the token's local experts beside it.
+    Flat,
+}
+
+/// Who multiplies by the routing weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Weighting {
+    /// Combine does.
+    Combine,
+    /// The caller does, in its experts: dispatch brings the weights along with the rows.
+    Caller,
+}
+
 /// Everything that is fixed for the life of a dispatcher, and equal on all ranks.
 #[derive(Clone, Debug)]
 pub struct DispatchConfig {
@@ -23,6 +59,10 @@ pub struct DispatchConfig {
     pub(crate) max_tokens: usize,
     pub(crate) alignment: u32,
     pub(crate) dtype: DType,
+    pub(crate) payload: Payload,
+    pub(crate) layout: Layout,
+    pub(crate) weighting: Weighting,
+    pub(crate) backward: bool,
     pub(crate) experts: ExpertMap,
     pub(crate) lanes: usize,
     pub(crate) routing: RoutingDependence,
@@ -54,6 +94,10 @@ impl DispatchConfig {
                 max_tokens,
                 alignment: 16,
                 dtype: DType::Bf16,
+                payload: Payload::Values,
+                layout: Layout::ExpertGrouped,
+                weighting: Weighting::Combine,
+                backward: false,
                 experts,
                 lanes: 1,
                 routing: RoutingDependence::Dependent,
@@ -84,9 +128,24 @@ impl DispatchConfig {
         self.alignment
     }
 
-    /// The format of tokens, partial sums and outputs.
+    /// The format of expert outputs, partial sums and outputs, and of tokens that are values.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// What a dispatched row is made of.
+    pub fn payload(&self) -> Payload {
+        self.payload
+    }
+
+    /// How received rows lie.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Who multiplies by the routing weights.
+    pub fn weighting(&self) -> Weighting {
+        self.weighting
     }
 
     /// Where the experts are.
@@ -94,9 +153,41 @@ impl DispatchConfig {
         &self.experts
     }
 
-    /// Bytes of a row.
+    /// Bytes of a received row.
     pub fn row_bytes(&self) -> usize {
+        match self.payload {
+            Payload::Values => self.sum_bytes(),
+            Payload::Bytes { row_bytes, .. } => row_bytes,
+            Payload::Fp8 => self.hidden,
+        }
+    }
+
+    /// Bytes of a received row of scales; zero if there are none.
+    pub fn scale_bytes(&self) -> usize {
+        match self.payload {
+            Payload::Values => 0,
+            Payload::Bytes { scale_bytes, .. } => scale_bytes,
+            Payload::Fp8 => crate::fp8::scale_row_bytes(self.hidden),
+        }
+    }
+
+    /// Bytes of a token's row as the caller gives it.
+    pub fn token_bytes(&self) -> usize {
+        match self.payload {
+            Payload::Fp8 => self.sum_bytes(),
+            Payload::Values | Payload::Bytes { .. } => self.row_bytes(),
+        }
+    }
+
+    /// Bytes of a row of expert outputs, of a partial sum, of an output.
+    pub fn sum_bytes(&self) -> usize {
         self.hidden * self.dtype.bytes()
+    }
+
+    /// Local experts that the flat layout names beside each row of a rank that holds
+    /// `local_experts`.
+    pub fn flat_width(&self, local_experts: usize) -> usize {
+        self.top_k.min(local_experts)
     }
 
     /// The fields that must be equal on all ranks, in words.
@@ -109,6 +200,10 @@ impl DispatchConfig {
             ("max_tokens", self.max_tokens.to_string()),
             ("alignment", self.alignment.to_string()),
             ("dtype", self.dtype.to_string()),
+            ("payload", format!("{:?}", self.payload)),
+            ("layout", format!("{:?}", self.layout)),
+            ("weighting", format!("{:?}", self.weighting)),
+            ("backward", self.backward.to_string()),
             ("experts", self.experts.experts().to_string()),
             ("ranks of experts", homes.join(",")),
             ("lanes", self.lanes.to_string()),
@@ -136,6 +231,36 @@ impl DispatchConfigBuilder {
     #[must_use]
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.config.dtype = dtype;
+        self
+    }
+
+    /// What a dispatched row is made of (default: values of the number format).
+    #[must_use]
+    pub fn payload(mut self, payload: Payload) -> Self {
+        self.config.payload = payload;
+        self
+    }
+
+    /// How received rows lie (default: grouped by expert).
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.config.layout = layout;
+        self
+    }
+
+    /// Who multiplies by the routing weights (default: combine). In the flat layout it is always
+    /// the caller, who adds up a token's local experts.
+    #[must_use]
+    pub fn weighting(mut self, weighting: Weighting) -> Self {
+        self.config.weighting = weighting;
+        self
+    }
+
+    /// Whether backward passes are to be run (default: not). Lanes then have room for the gradients
+    /// of weights.
+    #[must_use]
+    pub fn backward(mut self, backward: bool) -> Self {
+        self.config.backward = backward;
         self
     }
 
@@ -182,7 +307,7 @@ impl DispatchConfigBuilder {
     ///
     /// [`DispatchError::Config`] naming the first setting that is not.
     pub fn build(self) -> Result<DispatchConfig, DispatchError> {
-        let config = self.config;
+        let mut config = self.config;
         let experts = config.experts.experts();
         within("hidden", config.hidden, 1, MAX_HIDDEN)?;
         within("experts", experts, 1, MAX_EXPERTS)?;
@@ -198,16 +323,28 @@ impl DispatchConfigBuilder {
                 limit: format!("a power of two from 1 to {MAX_ALIGNMENT}"),
             });
         }
-        if !config.row_bytes().is_multiple_of(16) {
+        for (what, bytes) in [
+            ("bytes of an output row", config.sum_bytes()),
+            ("bytes of a received row", config.row_bytes()),
+            ("bytes of a row of scales", config.scale_bytes()),
+        ] {
+            if !bytes.is_multiple_of(16) || bytes > MAX_HIDDEN * 4 {
+                return Err(DispatchError::Config {
+                    field: what,
+                    value: format!("{bytes} (hidden {}, {})", config.hidden, config.dtype),
+                    limit: format!("a multiple of 16, at most {}", MAX_HIDDEN * 4),
+                });
+            }
+        }
+        within("bytes of a received row", config.row_bytes(), 1, MAX_HIDDEN * 4)?;
+        if config.layout == Layout::Flat {
+            config.weighting = Weighting::Caller;
+        }
+        if config.backward && config.payload != Payload::Values {
             return Err(DispatchError::Config {
-                field: "hidden",
-                value: format!(
-                    "{} ({} bytes of {})",
-                    config.hidden,
-                    config.row_bytes(),
-                    config.dtype
-                ),
-                limit: "such that a row is a multiple of 16 bytes".to_owned(),
+                field: "backward",
+                value: format!("asked for with payload {:?}", config.payload),
+                limit: "with payload Values: gradients are values".to_owned(),
             });
         }
         Ok(config)

@@ -64,6 +64,9 @@ pub(crate) struct Kernels<B: Backend> {
     pub(crate) step_end: B::Loaded<kernels::StepEnd>,
     pub(crate) resume: B::Loaded<kernels::Resume>,
     pub(crate) abandon: B::Loaded<kernels::Abandon>,
+    pub(crate) restage: B::Loaded<kernels::Restage>,
+    pub(crate) regather: B::Loaded<kernels::Regather>,
+    pub(crate) push_weight_grads: B::Loaded<kernels::PushWeightGrads>,
 }
 
 impl<B: Backend> Kernels<B> {
@@ -91,6 +94,9 @@ impl<B: Backend> Kernels<B> {
             step_end: load::<B, _>(backend, &constants)?,
             resume: load::<B, _>(backend, &constants)?,
             abandon: load::<B, _>(backend, &constants)?,
+            restage: load::<B, _>(backend, &constants)?,
+            regather: load::<B, _>(backend, &constants)?,
+            push_weight_grads: load::<B, _>(backend, &constants)?,
         })
     }
 }

@@ -11,13 +11,15 @@
 //! | items | [`Item`] | tokens × fan-out | this rank |
 //! | pairs | [`Pair`] | tokens × top-k | this rank |
 //! | staging | row | tokens | this rank |
+//! | scales | row of scales | tokens | this rank |
 //! | landing | row | tokens × fan-out | the rank that a slot was addressed to |
+//! | gradients of weights | f32 | tokens × top-k | the rank of the expert |
 //!
 //! *Fan-out* is the most ranks that a token can be sent to: min(top-k, ranks).
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::config::DispatchConfig;
+use crate::config::{DispatchConfig, Layout, Payload, Weighting};
 use crate::params::{CombineHeader, DispatchHeader, Item, Pair};
 
 /// The sizes that every kernel works with; the same on all ranks, but for `rank` and `local_experts`.
@@ -44,10 +46,26 @@ pub struct Geometry {
     pub alignment: u32,
     /// Values in a row.
     pub hidden: u32,
-    /// Bytes of a row.
+    /// Bytes of a received row.
     pub row_bytes: u32,
-    /// Code of the number format of rows; see [`DType`](crate::DType).
+    /// Bytes of a received row of scales; zero if there are none.
+    pub scale_bytes: u32,
+    /// Bytes of a token's row as the caller gives it.
+    pub token_bytes: u32,
+    /// Bytes of a row of expert outputs, of a partial sum, of an output.
+    pub sum_bytes: u32,
+    /// Code of the number format; see [`DType`](crate::DType).
     pub dtype: u32,
+    /// Nonzero: rows are quantised where they are staged.
+    pub quantize: u32,
+    /// Nonzero: one row for each item, with its experts beside it.
+    pub flat: u32,
+    /// Experts beside each row of the flat layout.
+    pub flat_width: u32,
+    /// Nonzero: combine multiplies by the weights.
+    pub weighted: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Where the regions of a lane's shared block start.
     pub lane: LaneLayout,
 }
@@ -74,8 +92,12 @@ pub struct LaneLayout {
     pub pairs: u64,
     /// Token rows.
     pub staging: u64,
+    /// Rows of scales.
+    pub scales: u64,
     /// Partial sums that peers return.
     pub landing: u64,
+    /// Gradients of the weights that peers return.
+    pub weight_grads: u64,
     /// The length of the whole.
     pub bytes: u64,
 }
@@ -101,7 +123,15 @@ impl Geometry {
             alignment: config.alignment,
             hidden: config.hidden as u32,
             row_bytes: config.row_bytes() as u32,
+            scale_bytes: config.scale_bytes() as u32,
+            token_bytes: config.token_bytes() as u32,
+            sum_bytes: config.sum_bytes() as u32,
             dtype: config.dtype as u32,
+            quantize: u32::from(config.payload == Payload::Fp8),
+            flat: u32::from(config.layout == Layout::Flat),
+            flat_width: config.flat_width(config.experts.held_by(rank) as usize) as u32,
+            weighted: u32::from(config.weighting == Weighting::Combine),
+            reserved: 0,
             lane: LaneLayout::new(world, slots, config, fanout),
         }
     }
@@ -115,7 +145,8 @@ impl LaneLayout {
             end = (start + (element * count) as u64).next_multiple_of(REGION_ALIGNMENT);
             start
         };
-        let (tokens, top_k, row) = (config.max_tokens, config.top_k, config.row_bytes());
+        let (tokens, top_k) = (config.max_tokens, config.top_k);
+        let grads = if config.backward { tokens * top_k } else { 0 };
         let layout = Self {
             dispatch_words: region(size_of::<u32>(), world),
             combine_words: region(size_of::<u32>(), world),
@@ -125,8 +156,10 @@ impl LaneLayout {
             counts: region(size_of::<u32>(), world * slots),
             items: region(size_of::<Item>(), tokens * fanout),
             pairs: region(size_of::<Pair>(), tokens * top_k),
-            staging: region(row, tokens),
-            landing: region(row, tokens * fanout),
+            staging: region(config.row_bytes(), tokens),
+            scales: region(config.scale_bytes(), tokens),
+            landing: region(config.sum_bytes(), tokens * fanout),
+            weight_grads: region(size_of::<f32>(), grads),
             bytes: 0,
         };
         Self { bytes: end, ..layout }

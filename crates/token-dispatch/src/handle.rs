@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ep_context::{Backend, Buffer, DeviceSlice, Retained, RowBuffer, RowSet};
 use smallvec::SmallVec;
@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
 use crate::geometry::Geometry;
-use crate::params::{Destination, HandleParams, RowRef, WindowItem, WindowState};
+use crate::memory::handle_row_memory;
+use crate::params::{Destination, HandleParams, WindowState};
 
 /// The private memory of one dispatch: routing lists, row counts, window. A clone is the same handle.
 ///
@@ -23,8 +24,12 @@ pub struct Handle<B: Backend> {
 struct Inner<B: Backend> {
     id: u64,
     rows: RowSet<B>,
-    items: RowBuffer<B>,
-    references: RowBuffer<B>,
+    /// The lists, of which there is an entry for each row.
+    lists: SmallVec<[RowBuffer<B>; 4]>,
+    row_weights: Option<RowBuffer<B>>,
+    row_experts: Option<RowBuffer<B>>,
+    /// The most tokens of the last dispatch that was queued or recorded into this handle.
+    most_tokens: AtomicU32,
     memory: Buffer<B>,
     layout: HandleParams,
     local_experts: usize,
@@ -33,7 +38,8 @@ struct Inner<B: Backend> {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<B: Backend> Handle<B> {
-    /// A handle whose rows lie in buffers of `rows`, to which it adds 24 bytes a row for its lists.
+    /// A handle whose rows lie in buffers of `rows`, to which it adds its lists; see
+    /// [`handle_row_memory`](crate::memory::handle_row_memory).
     /// Allocates; local.
     ///
     /// # Errors
@@ -44,8 +50,21 @@ impl<B: Backend> Handle<B> {
         let (offsets, bytes) = arrange(geometry);
         let local = geometry.local_experts as usize;
         let memory = dispatcher.context().allocate("handle", bytes)?;
-        let items = rows.add("window items", size_of::<WindowItem>())?;
-        let references = rows.add("row references", size_of::<RowRef>())?;
+        let config = dispatcher.config();
+        let mut lists = SmallVec::new();
+        let (mut row_weights, mut row_experts) = (None, None);
+        let mut addresses = [0; 4];
+        for (place, (label, bytes)) in handle_row_memory(config, local).into_iter().enumerate() {
+            let list = rows.add(label, bytes)?;
+            addresses[place] = list.address();
+            match place {
+                2 => row_weights = Some(list.clone()),
+                3 => row_experts = Some(list.clone()),
+                _ => {}
+            }
+            lists.push(list);
+        }
+        let [items, pairs, weights, experts] = addresses;
         let base = memory.address();
         let layout = HandleParams {
             fanouts: base + offsets.fanouts,
@@ -58,15 +77,19 @@ impl<B: Backend> Handle<B> {
             source_pairs: base + offsets.source_pairs,
             bases: base + offsets.bases,
             taken: base + offsets.taken,
-            items: items.address(),
-            rows: references.address(),
+            items,
+            pairs,
+            row_weights: weights,
+            row_experts: experts,
         };
         Ok(Self {
             inner: Arc::new(Inner {
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
                 rows: rows.clone(),
-                items,
-                references,
+                lists,
+                row_weights,
+                row_experts,
+                most_tokens: AtomicU32::new(0),
                 memory,
                 layout,
                 local_experts: local,
@@ -96,6 +119,26 @@ impl<B: Backend> Handle<B> {
         self.part(self.inner.layout.total, 4)
     }
 
+    /// The weight of each received row, where the caller multiplies by them: f32 `[capacity]`, in the
+    /// flat layout `[capacity, flat_width]` beside [`Handle::row_experts`]; zero for padding.
+    pub fn row_weights(&self) -> Option<&RowBuffer<B>> {
+        self.inner.row_weights.as_ref()
+    }
+
+    /// The local experts of each received row in the flat layout: i32 `[capacity, flat_width]`,
+    /// ascending, −1 behind the last.
+    pub fn row_experts(&self) -> Option<&RowBuffer<B>> {
+        self.inner.row_experts.as_ref()
+    }
+
+    pub(crate) fn set_most_tokens(&self, tokens: u32) {
+        self.inner.most_tokens.store(tokens, Ordering::Relaxed);
+    }
+
+    pub(crate) fn most_tokens(&self) -> u32 {
+        self.inner.most_tokens.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn window(&self) -> DeviceSlice<'static, B> {
         self.part(self.inner.layout.window, size_of::<WindowState>())
     }
@@ -115,10 +158,9 @@ impl<B: Backend> Handle<B> {
     }
 
     /// What operations on this handle need to stay mapped.
-    pub(crate) fn retained(&self) -> SmallVec<[Retained; 4]> {
-        [self.inner.memory.retain(), self.inner.items.retain(), self.inner.references.retain()]
-            .into_iter()
-            .collect()
+    pub(crate) fn retained(&self) -> SmallVec<[Retained; 5]> {
+        let lists = self.inner.lists.iter().map(RowBuffer::retain);
+        lists.chain([self.inner.memory.retain()]).collect()
     }
 }
 
@@ -145,7 +187,9 @@ fn arrange(g: &Geometry) -> (HandleParams, usize) {
         bases: region(word * world * slots),
         taken: region(word * slots),
         items: 0,
-        rows: 0,
+        pairs: 0,
+        row_weights: 0,
+        row_experts: 0,
     };
     (offsets, end as usize)
 }

@@ -2,15 +2,32 @@
 
 use ep_context::Rank;
 use ep_context::signal::params::AttentionBlock;
+use smallvec::SmallVec;
 
-use crate::config::DispatchConfig;
+use crate::config::{DispatchConfig, Layout, Weighting};
 use crate::geometry::Geometry;
 use crate::handle::handle_bytes;
 use crate::params::{ExpertHomeEntry, LaneState, RowRef, StepState, WindowItem};
 
-/// Bytes of a receive row that each handle adds to its row set.
-pub const HANDLE_ROW_MEMORY: &[(&str, usize)] =
-    &[("window items", size_of::<WindowItem>()), ("row references", size_of::<RowRef>())];
+/// Bytes of a receive row that each handle adds to its row set on a rank that holds `local_experts`
+/// experts: items, pairs, and, where the caller multiplies, weights and, in the flat layout, experts.
+pub fn handle_row_memory(
+    config: &DispatchConfig,
+    local_experts: usize,
+) -> SmallVec<[(&'static str, usize); 4]> {
+    let flat = config.layout == Layout::Flat;
+    let width = if flat { config.flat_width(local_experts) } else { 1 };
+    let mut lists = SmallVec::new();
+    lists.push(("window items", size_of::<WindowItem>()));
+    lists.push(("window pairs", size_of::<RowRef>() * width));
+    if config.weighting == Weighting::Caller {
+        lists.push(("row weights", size_of::<f32>() * width));
+    }
+    if flat {
+        lists.push(("row experts", size_of::<i32>() * width));
+    }
+    lists
+}
 
 /// Device memory of a rank that does not depend on routing: context, dispatcher, all lanes, one
 /// handle, one row set.

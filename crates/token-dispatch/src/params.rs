@@ -106,7 +106,7 @@ pub struct WindowItem {
     pub rows: u32,
 }
 
-/// A row of an item, and the weight with which it counts.
+/// One pair of an item: its row, and the weight with which it counts.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowRef {
@@ -114,6 +114,10 @@ pub struct RowRef {
     pub row: u32,
     /// The routing weight.
     pub weight: f32,
+    /// Which of the token's top-k choices this is.
+    pub choice: u32,
+    /// The expert's slot.
+    pub slot: u32,
 }
 
 /// A rank and slot for each expert id.
@@ -232,8 +236,13 @@ pub struct HandleParams {
     pub taken: u64,
     /// The items of the window: `[rows]` [`WindowItem`].
     pub items: u64,
-    /// Their rows: `[rows]` [`RowRef`].
-    pub rows: u64,
+    /// Their pairs: `[rows]` [`RowRef`], in the flat layout `[rows, flat_width]`.
+    pub pairs: u64,
+    /// The weight of each row, if the caller multiplies: `[rows]` f32, in the flat layout
+    /// `[rows, flat_width]`.
+    pub row_weights: u64,
+    /// The experts of each row in the flat layout: `[rows, flat_width]` i32 slots, −1 for none.
+    pub row_experts: u64,
 }
 
 /// Parameters of the kernel that begins a step.
@@ -276,6 +285,8 @@ pub struct RouteParams {
     pub topk_weights: u64,
     /// `[tokens]` rows.
     pub tokens: u64,
+    /// `[tokens]` rows of scales; zero if there are none or they are made here.
+    pub scales: u64,
     /// A u32 with the number of tokens; zero: `num_tokens` holds.
     pub num_tokens_word: u64,
     /// Scratch: `[ranks, slots]` u32.
@@ -322,6 +333,8 @@ pub struct CountParams {
     pub dependent: u32,
     /// Zero.
     pub reserved: u32,
+    /// The condition of the loop over windows; zero if there is none.
+    pub condition: u64,
 }
 
 /// Parameters of the kernel that takes the next window and lays it out.
@@ -344,6 +357,8 @@ pub struct WindowParams {
     pub row_limit: u32,
     /// Nonzero: what this window leaves is dropped.
     pub last: u32,
+    /// The condition of the loop over windows; zero if there is none.
+    pub condition: u64,
 }
 
 /// Parameters of the kernel that brings the rows of the window.
@@ -360,6 +375,8 @@ pub struct GatherParams {
     pub handle: HandleParams,
     /// The receive buffer: `[capacity]` rows.
     pub rows: u64,
+    /// The receive buffer of scales: `[capacity]` rows of them; zero if there are none.
+    pub scales: u64,
 }
 
 /// Parameters of the expert rank's half of combine.
@@ -380,8 +397,12 @@ pub struct ReducePushParams {
     pub expert_rows: u64,
     /// The place of the dispatch among those of the step.
     pub ordinal: u32,
-    /// Nonzero: this was the last window, so tell every rank.
+    /// Nonzero: sum the rows of the window.
+    pub push: u32,
+    /// Nonzero: that was the last window, so tell every rank.
     pub release: u32,
+    /// Nonzero: multiply by the weights.
+    pub weighted: u32,
 }
 
 /// Parameters of the owner's half of combine.
@@ -400,12 +421,79 @@ pub struct ReduceParams {
     pub state: u64,
     /// A u32 for each rank: what it said that it required.
     pub peer_required: u64,
-    /// `[tokens]` rows.
+    /// `[tokens]` rows; zero: nothing is added up.
     pub output: u64,
+    /// `[tokens, top_k]` f32: the gradients of the weights; zero if they are not wanted.
+    pub weight_grads: u64,
     /// The place of the dispatch among those of the step.
     pub ordinal: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// Parameters of the sender's half of a dispatch along the routes of a kept handle.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RestageParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait and signal.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// `[tokens]` rows of gradients.
+    pub rows: u64,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the receiver's half of such a dispatch.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RegatherParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The lane on which gradients travel.
+    pub lane: LaneParams,
+    /// The lane on whose landing area the gradients of weights arrive.
+    pub home: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// `[capacity]` rows for the gradients of the expert outputs.
+    pub rows: u64,
+    /// `[capacity]` rows of expert outputs, for the gradients of the weights; zero if those are not
+    /// wanted, or the caller's own.
+    pub expert_rows: u64,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Nonzero: wait for the senders.
+    pub acquire: u32,
+}
+
+/// Parameters of the kernel that returns gradients of weights which the caller computed.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct PushWeightGradsParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to see that the group has failed.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// `[capacity]` f32, in the flat layout `[capacity, flat_width]`.
+    pub row_grads: u64,
 }
 
 /// Parameters of the closing round of a step that ends in a dispatch.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ep_context::backend::Condition;
 use ep_context::{Backend, LaunchShape, Queue, RowSet, RowShape};
 use smallvec::SmallVec;
 
@@ -23,6 +24,9 @@ pub enum StepMode {
         /// The most rows that may be held.
         max_rows: u32,
     },
+    /// As many windows within the present capacity as it takes, looped on the device. Recorded steps
+    /// only; see [`Lane::rounds`](crate::Lane::rounds).
+    Rounds,
 }
 
 /// For how many rows a recorded step is shaped.
@@ -63,6 +67,11 @@ impl StepOptions {
         self
     }
 
+    /// How rows are received, as set by [`StepOptions::mode`].
+    pub fn mode_of_step(&self) -> StepMode {
+        self.mode
+    }
+
     /// For how many rows a recording is shaped, as set by [`StepOptions::shaping`].
     pub fn shaping_of_rows(&self) -> RowShaping {
         self.shaping
@@ -100,6 +109,8 @@ pub(crate) struct OpenPair<B: Backend> {
     pub(crate) lane: Lane<B>,
     pub(crate) handle: u64,
     pub(crate) ordinal: u32,
+    /// The most tokens that the handle's dispatch sends.
+    pub(crate) tokens: u32,
 }
 
 /// What a finished step used.
@@ -151,7 +162,8 @@ impl<'a, B: Backend> Step<'a, B> {
         })
     }
 
-    /// Where operations of the caller's own go, between those of the step.
+    /// Where operations of the caller's own go, between those of the step; in the body of a loop,
+    /// into the body.
     pub fn queue(&self) -> &Queue<'a, B> {
         &self.queue
     }
@@ -219,12 +231,45 @@ impl<'a, B: Backend> Step<'a, B> {
         }?)
     }
 
-    /// Takes the next place in the step for a dispatch.
+    /// Creates the condition of a loop.
+    pub(crate) fn condition(&self) -> Result<Condition, DispatchError> {
+        Ok(self.queue.backend().condition(self.queue.stream())?)
+    }
+
+    /// Records a loop whose body is what `body` queues on this step.
+    pub(crate) fn repeat<E: From<DispatchError>>(
+        &mut self,
+        condition: Condition,
+        body: impl FnOnce(&mut Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let backend = self.queue.backend().clone();
+        let outer = self.queue.stream().clone();
+        let inner = backend.begin_while(&outer, condition).map_err(DispatchError::from)?;
+        let queue = self.queue.with_stream(inner.clone());
+        let before = std::mem::replace(&mut self.queue, queue);
+        // Should the body fail or panic, the whole recording is abandoned, this loop with it.
+        let queued = body(self);
+        self.queue = before;
+        queued?;
+        Ok(backend.end_while(&outer, inner).map_err(DispatchError::from)?)
+    }
+
+    /// The most tokens of the dispatch that is open on `lane` with `handle`.
+    pub(crate) fn tokens_of(&self, lane: &Lane<B>, handle: u64) -> u32 {
+        let pair = self
+            .open
+            .iter()
+            .find(|pair| pair.lane.index() == lane.index() && pair.handle == handle);
+        pair.map_or(0, |pair| pair.tokens)
+    }
+
+    /// Takes the next place in the step for a dispatch of at most `tokens` tokens.
     pub(crate) fn open(
         &mut self,
         lane: &Lane<B>,
         handle: u64,
         rows: &RowSet<B>,
+        tokens: u32,
     ) -> Result<u32, DispatchError> {
         if self.open.iter().any(|pair| pair.lane.index() == lane.index()) {
             return Err(DispatchError::Order {
@@ -239,7 +284,7 @@ impl<'a, B: Backend> Step<'a, B> {
         }
         let ordinal = self.ordinal;
         self.ordinal += 1;
-        self.open.push(OpenPair { lane: lane.clone(), handle, ordinal });
+        self.open.push(OpenPair { lane: lane.clone(), handle, ordinal, tokens });
         if !self.shapes.iter().any(|(set, _)| set.id() == rows.id()) {
             self.shapes.push((rows.clone(), rows.recording_shape()));
         }

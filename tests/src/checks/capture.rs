@@ -11,7 +11,11 @@ use crate::case::Case;
 use crate::oracle::StepOracle;
 use crate::rig::Rig;
 
-fn holds<T: TestBackend>(case: &Case, what: &str, run: impl Fn(Rig<T>) -> crate::RankRun + Send + Sync) {
+fn holds<T: TestBackend>(
+    case: &Case,
+    what: &str,
+    run: impl Fn(Rig<T>) -> crate::RankRun + Send + Sync,
+) {
     let runs = T::on_ranks(case.world(), |env| run(Rig::<T>::new(env, case)));
     StepOracle::new(case, 0, None).check_outputs(what, &runs);
 }
@@ -123,7 +127,10 @@ pub fn growth_makes_a_graph_shaped_by_capacity_stale<T: TestBackend>() {
         growth.commit(&rig.direct()).expect("the stream is alive");
         match graph.replay(rig.group.stream()) {
             Err(CaptureError::Stale { rank, recorded, now }) => {
-                assert_eq!((rank, recorded, now), (rig.group.context().rank(), before, rig.shape()));
+                assert_eq!(
+                    (rank, recorded, now),
+                    (rig.group.context().rank(), before, rig.shape())
+                );
             }
             other => panic!("{other:?}"),
         }
@@ -154,16 +161,16 @@ pub fn growth_leaves_a_device_counted_graph_current<T: TestBackend>() {
 pub fn a_graph_for_a_plan_is_current_once_it_holds<T: TestBackend>() {
     holds::<T>(&Case::new(2).capacity(4), "committed", |rig| {
         let rows = rig.group.rows().clone();
-        let cancelled = rows.plan(40).expect("it is reserved");
+        let cancelled = rows.plan(24).expect("it is reserved");
         let for_cancelled = rig.record(StepOptions::new()).expect("it can be recorded");
         for_cancelled.check_current().expect_err("not yet");
         cancelled.cancel();
-        let committed = rows.plan(40).expect("it is reserved");
+        let committed = rows.plan(24).expect("it is reserved");
         let for_committed = rig.record(StepOptions::new()).expect("it can be recorded");
         for_committed.check_current().expect_err("not yet");
         committed.commit(&rig.direct()).expect("the stream is alive");
         for_cancelled.check_current().expect_err("that plan was cancelled");
-        assert_eq!(rows.capacity(), 40);
+        assert_eq!(rows.capacity(), 24);
         rig.replay(&for_committed, 0)
     });
 }

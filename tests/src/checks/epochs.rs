@@ -53,7 +53,10 @@ pub fn records_stay_until_the_ring_comes_round<T: TestBackend>() {
         for step in (STEPS - RING + 1..=STEPS).rev() {
             let record = records.poll(step).expect("no fault").expect("it is in the ring");
             assert_eq!(record.step, step);
-            assert_eq!(record.delivered, records.poll(STEPS).expect("there").expect("there").delivered);
+            assert_eq!(
+                record.delivered,
+                records.poll(STEPS).expect("there").expect("there").delivered
+            );
         }
         for step in [1, RING, STEPS - RING] {
             match records.poll(step) {

@@ -1,6 +1,9 @@
 //! Lanes: two in turn, two at once, and what a lane refuses.
 
-use graph_ep::{CaptureError, Combine, DispatchError, StepGraph, StepMode, StepOptions};
+use graph_ep::{
+    CaptureError, Combine, DispatchConfig, DispatchError, ExpertMap, Handle, StepGraph, StepMode,
+    StepOptions, TokenDispatcher,
+};
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Order, Skew};
@@ -49,7 +52,10 @@ pub fn two_lanes_at_once<T: TestBackend>() {
 /// The error of a step whose body is `body`, which is recorded and so never runs.
 fn refusal<T: TestBackend>(
     rig: &Rig<T>,
-    body: impl FnOnce(&Program<T>, &mut graph_ep::Step<'static, T::Backend>) -> Result<(), graph_ep::BodyError>,
+    body: impl FnOnce(
+        &Program<T>,
+        &mut graph_ep::Step<'static, T::Backend>,
+    ) -> Result<(), graph_ep::BodyError>,
 ) -> Option<String> {
     let program = rig.program();
     let dispatcher = rig.group.dispatcher();
@@ -124,6 +130,58 @@ pub fn an_open_handle_cannot_be_filled_again<T: TestBackend>() {
             Ok(program.lane(1)?.dispatch(step, &arguments)?)
         });
         assert!(reason.is_some(), "a handle was filled twice");
+    });
+}
+
+/// A handle that was made for another dispatcher is refused: it has lists for other sizes, and the
+/// route would write behind their ends.
+pub fn a_handle_of_another_dispatcher_is_refused<T: TestBackend>() {
+    let case = Case { tokens: vec![64; 2], ..Case::new(2) };
+    T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let map = ExpertMap::contiguous(case.experts, 2).expect("two ranks");
+        let config = DispatchConfig::builder(case.hidden, case.top_k, 1, map).build();
+        let small = TokenDispatcher::new(rig.group.context(), config.expect("in range"));
+        let small = small.expect("the same on both ranks");
+        let handle = Handle::new(&small, rig.group.rows()).expect("memory");
+        let mut accepted = None;
+        // Recorded and given up, so that what is wrongly accepted never runs.
+        let _: Result<_, _> = StepGraph::record(
+            rig.group.dispatcher(),
+            rig.group.stream(),
+            StepOptions::new(),
+            |step| {
+                let program = rig.program();
+                let mut arguments = program.arguments(0)?;
+                arguments.handle = &handle;
+                accepted = Some(program.lane(0)?.dispatch(step, &arguments).is_ok());
+                Err("only looked at".into())
+            },
+        );
+        assert_eq!(accepted, Some(false), "a handle for one token was accepted for 64");
+    });
+}
+
+/// A lane of another dispatcher is refused: its step counts elsewhere.
+pub fn a_lane_of_another_dispatcher_is_refused<T: TestBackend>() {
+    let case = Case::new(2);
+    T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let config = rig.group.dispatcher().config().clone();
+        let other = TokenDispatcher::new(rig.group.context(), config).expect("the same");
+        let mut accepted = None;
+        let _: Result<_, _> = StepGraph::record(
+            rig.group.dispatcher(),
+            rig.group.stream(),
+            StepOptions::new(),
+            |step| {
+                let program = rig.program();
+                let lane = other.lane(0).ok_or("it has one")?;
+                accepted = Some(lane.dispatch(step, &program.arguments(0)?).is_ok());
+                Err("only looked at".into())
+            },
+        );
+        assert_eq!(accepted, Some(false), "a lane of another dispatcher was accepted");
     });
 }
 

@@ -2,7 +2,12 @@
 
 pub mod capture;
 pub mod epochs;
+pub mod failure;
 pub mod lanes;
 pub mod modes;
+pub mod recovery;
+pub mod refusal;
 pub mod run_ahead;
+pub mod setup;
 pub mod shapes;
+pub mod trust;

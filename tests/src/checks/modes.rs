@@ -1,6 +1,8 @@
 //! Every mode gives what the oracle says, and so the same bits.
 
-use graph_ep::{MoeLayer, RecoverySettings, RowShaping, StepMode, StepOptions, TokenCount, TopKIds};
+use graph_ep::{
+    MoeLayer, RecoverySettings, RowShaping, StepMode, StepOptions, TokenCount, TopKIds,
+};
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};

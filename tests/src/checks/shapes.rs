@@ -1,9 +1,7 @@
 //! Sizes at both ends, and everything that inputs may be.
 
 use graph_ep::ep_context::FaultKind;
-use graph_ep::{
-    DType, DispatchError, Phase, StepOptions, TokenCount, TopKIds,
-};
+use graph_ep::{DType, DispatchError, Phase, StepOptions, TokenCount, TopKIds};
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};
@@ -139,7 +137,11 @@ pub fn more_tokens_than_the_most_are_a_fault<T: TestBackend>() {
         match rig.wait(number) {
             Err(DispatchError::Fault(fault)) => {
                 assert_eq!(rig.group.context().fault(), Some(fault));
-                (fault.culprit.0, fault.phase == Phase::Dispatch, fault.kind == FaultKind::TooManyTokens)
+                (
+                    fault.culprit.0,
+                    fault.phase == Phase::Dispatch,
+                    fault.kind == FaultKind::TooManyTokens,
+                )
             }
             other => panic!("{other:?}"),
         }
@@ -157,30 +159,33 @@ pub fn wrong_arguments_are_refused<T: TestBackend>() {
         let program = rig.program();
         let layer = rig.layer(0);
         let row = case.hidden * case.dtype.bytes();
-        let refused = |what: &str, change: &dyn Fn(&mut graph_ep::Dispatch<'_, 'static, T::Backend>)| {
-            // Recorded, so that what is wrongly accepted never runs.
-            let recorded = graph_ep::StepGraph::record(
-                rig.group.dispatcher(),
-                rig.group.stream(),
-                StepOptions::new(),
-                |step| {
-                    let mut arguments = program.arguments(0)?;
-                    change(&mut arguments);
-                    match program.lane(0)?.dispatch(step, &arguments) {
-                        Err(DispatchError::Argument { rank: named, .. }) if named == rank => {
-                            Err("refused".into())
+        let refused =
+            |what: &str, change: &dyn Fn(&mut graph_ep::Dispatch<'_, 'static, T::Backend>)| {
+                // Recorded, so that what is wrongly accepted never runs.
+                let recorded = graph_ep::StepGraph::record(
+                    rig.group.dispatcher(),
+                    rig.group.stream(),
+                    StepOptions::new(),
+                    |step| {
+                        let mut arguments = program.arguments(0)?;
+                        change(&mut arguments);
+                        match program.lane(0)?.dispatch(step, &arguments) {
+                            Err(DispatchError::Argument { rank: named, .. }) if named == rank => {
+                                Err("refused".into())
+                            }
+                            other => panic!("{what}: {other:?}"),
                         }
-                        other => panic!("{what}: {other:?}"),
-                    }
-                },
-            );
-            assert!(matches!(recorded, Err(graph_ep::CaptureError::Body { .. })), "{what}");
-        };
+                    },
+                );
+                assert!(matches!(recorded, Err(graph_ep::CaptureError::Body { .. })), "{what}");
+            };
         refused("six tokens", &|a| a.count = TokenCount::Fixed(6));
         refused("a word of two bytes", &|a| {
             a.count = TokenCount::Device(layer.count.slice().get(0..2).expect("shorter"), 5);
         });
-        refused("four rows", &|a| a.tokens = layer.tokens.slice().get(0..4 * row).expect("shorter"));
+        refused("four rows", &|a| {
+            a.tokens = layer.tokens.slice().get(0..4 * row).expect("shorter")
+        });
         refused("rows at an odd place", &|a| {
             a.count = TokenCount::Fixed(4);
             a.tokens = layer.tokens.slice().get(8..5 * row).expect("shorter");

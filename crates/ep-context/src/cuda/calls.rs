@@ -100,7 +100,6 @@ driver_calls! {
     Query cuStreamQuery(stream: sys::CUstream);
     Query cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
     Allocate cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
-    Allocate cuEventDestroy_v2(event: sys::CUevent);
     Queue cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
     Query cuEventQuery(event: sys::CUevent);
     Wait cuEventSynchronize(event: sys::CUevent);

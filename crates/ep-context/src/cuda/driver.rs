@@ -105,8 +105,7 @@ pub(super) struct DriverError {
 pub(super) const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 pub(super) const INVALID_VALUE: u32 = sys::CUresult::CUDA_ERROR_INVALID_VALUE as u32;
 pub(super) const NOT_READY: u32 = sys::CUresult::CUDA_ERROR_NOT_READY as u32;
-pub(super) const UPDATE_FAILURE: u32 =
-    sys::CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE as u32;
+pub(super) const UPDATE_FAILURE: u32 = sys::CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE as u32;
 
 impl DriverError {
     /// Whether the device has failed for good: work that ran before left the context unusable.
@@ -204,7 +203,9 @@ impl Driver {
             .get_or_init(|| {
                 Self::load().map_err(|error| match error {
                     BackendError::Unavailable { what, reason } => Missing { what, reason },
-                    other => Missing { what: "the CUDA driver".to_owned(), reason: other.to_string() },
+                    other => {
+                        Missing { what: "the CUDA driver".to_owned(), reason: other.to_string() }
+                    }
                 })
             })
             .as_ref()

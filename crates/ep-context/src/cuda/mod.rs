@@ -1,7 +1,409 @@
-//! Ranks on NVIDIA GPUs.
-#![allow(dead_code)]
+//! Ranks on NVIDIA GPUs, over the CUDA driver; kernels are compiled by NVRTC at run time.
+//!
+//! Building this needs no CUDA toolkit. The driver is loaded when the first device is asked for and
+//! NVRTC when the first kernel is; where one is missing, that is an error that says what was looked
+//! for. The driver must be one for CUDA 12.4 or later.
+//!
+//! # The context
+//!
+//! A device is used through its primary context, the one that PyTorch, candle and the CUDA runtime
+//! use. It is retained when the first [`CudaBackend`] of the device is made and stays for the life of
+//! the process. Every call makes it current for the calling thread, and afterwards makes current again
+//! what was before.
+//!
+//! # What is dropped
+//!
+//! No destructor here calls the driver: it might run while its thread records, or while a rank spins
+//! on the device, and freeing memory waits for the device. Memory, streams, events and graphs that are
+//! dropped are given back at the next call of the same device that may wait anyway: every allocation
+//! and reservation, [`Backend::import`], [`Backend::stream`], [`Backend::load`],
+//! [`Backend::instantiate`], and [`CudaBackend::collect`]. None of these gives anything back on a
+//! thread that records. Loaded kernels and the context stay for the life of the process.
+//!
+//! Work that is queued holds what it retains until it has run. Nobody is told when that is, so it may
+//! be held longer: until a later operation of the stream finds it finished, the stream is waited for,
+//! or one of the calls above is made.
+//!
+//! # Recording
+//!
+//! A recording is a capture of the driver in the mode in which other threads may do as they like. It
+//! is ended, or abandoned, on the thread that began it; another thread is refused, and the recording
+//! goes on. A stream that is dropped while it records is ended by the next call of that thread that
+//! gives things back. A call that fails may make the driver give the recording up; ending it is an
+//! error then.
+//!
+//! # Several ranks on one device
+//!
+//! Ranks that are threads of one process can share a device if all their blocks that wait for each
+//! other are resident at the same time, see [`CudaKernel::resident_blocks`]. The driver maps streams
+//! to a few hardware queues, eight unless the variable `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise
+//! (at most 32) before the process first uses the driver; where two streams share one, work of the
+//! second waits for a kernel of the first. Set it to at least twice the number of streams in use, and
+//! allocate nothing while a rank waits for another on the device.
 
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys;
+
+use crate::account::MemoryAccount;
+use crate::backend::{
+    Backend, BackendError, Condition, LaunchShape, Retained, Specialization, Update,
+};
+use crate::kernel::Kernel;
+
+mod cache;
 mod calls;
+mod compile;
+mod conditional;
+mod device;
 mod driver;
+mod graph;
+mod graveyard;
+mod growable;
+mod in_flight;
+mod launch;
+mod mapping;
+mod memory;
+mod module;
+mod nvrtc;
+mod options;
+mod recorder;
+mod shared;
+mod staging;
+mod stream;
 
+pub use cache::CacheFolder;
+pub use compile::{Compiled, architecture, compile};
+pub use device::{DeviceProperties, driver_version};
 pub use driver::DriverCalls;
+pub use graph::{CudaExecutable, CudaRecording};
+pub use growable::CudaGrowable;
+pub use launch::CudaKernel;
+pub use memory::{CudaMapped, CudaMemory};
+pub use options::CudaOptions;
+pub use shared::{CudaPeer, CudaShared};
+pub use stream::CudaStream;
+
+use device::Device;
+use driver::Handle;
+use module::KernelCache;
+use staging::Staging;
+
+/// Where NVRTC was found and its version, major and minor.
+///
+/// # Errors
+///
+/// [`BackendError::Unavailable`] if it was not found, saying where it was looked for.
+pub fn nvrtc_version() -> Result<(String, (i32, i32)), BackendError> {
+    let nvrtc = nvrtc::Nvrtc::find()?;
+    Ok((nvrtc.place().to_owned(), nvrtc.version()))
+}
+
+/// A GPU as one rank uses it. A clone is the same rank's.
+#[derive(Clone)]
+pub struct CudaBackend {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Arc<Device>,
+    options: CudaOptions,
+    blocking_calls: AtomicU64,
+}
+
+impl CudaBackend {
+    /// A rank on a GPU. The first on a GPU makes its primary context, unless the process has used it
+    /// before, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Unavailable`] without a driver that will do or without that GPU, or if the GPU
+    /// lacks what is needed; [`BackendError::Driver`] for what the driver reports.
+    pub fn new(options: CudaOptions) -> Result<Self, BackendError> {
+        let device = Device::get(options.ordinal)?;
+        let blocking_calls = AtomicU64::new(0);
+        Ok(Self { inner: Arc::new(Inner { device, options, blocking_calls }) })
+    }
+
+    /// What the GPU is and can do.
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.inner.device.properties
+    }
+
+    /// The bytes of the GPU's memory that are free, and all of them.
+    ///
+    /// # Errors
+    ///
+    /// What the driver reports.
+    pub fn free_memory(&self) -> Result<(u64, u64), BackendError> {
+        self.device().enter_beside_recordings(|driver| {
+            let (mut free, mut total) = (0_usize, 0_usize);
+            // SAFETY: both places are valid.
+            unsafe { driver.cuMemGetInfo_v2(&raw mut free, &raw mut total)? };
+            Ok((free as u64, total as u64))
+        })
+    }
+
+    /// A stream that belongs to the caller, for work in the order of the caller's own.
+    ///
+    /// It must not be captured by other means when work is queued here; that is refused.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a stream of the primary context of this backend's device, not the default stream of
+    /// another, and stays valid until the last clone of what is returned is dropped.
+    pub unsafe fn borrow_stream(&self, stream: sys::CUstream, name: &str) -> CudaStream {
+        // SAFETY: the caller's promise.
+        unsafe { CudaStream::borrow(self.device(), Handle(stream), self.name_of(name)) }
+    }
+
+    /// Gives back to the driver what was dropped, on all ranks of this process on the device, and
+    /// releases what finished work held. May wait for the device; does nothing on a thread that
+    /// records, but for ending what it recorded on streams that are gone.
+    ///
+    /// # Errors
+    ///
+    /// What the driver reports.
+    pub fn collect(&self) -> Result<(), BackendError> {
+        self.device().collect()
+    }
+
+    /// How many resources were dropped and not yet given back.
+    pub fn uncollected(&self) -> usize {
+        self.inner.device.graveyard.len()
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        &self.inner.device
+    }
+
+    fn describe(&self, kind: &str) -> String {
+        format!("{kind} of {}", self.inner.options.label)
+    }
+
+    fn name_of(&self, stream: &str) -> String {
+        format!("{}/{stream}", self.inner.options.label)
+    }
+
+    fn account(&self) -> &MemoryAccount {
+        &self.inner.options.memory
+    }
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBackend")
+            .field("options", &self.inner.options)
+            .field("device", &self.inner.device)
+            .field("blocking_calls", &self.inner.blocking_calls)
+            .finish()
+    }
+}
+
+/// Locks a mutex whose critical sections leave nothing half done, so that a panic in one of them does
+/// not matter.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Backend for CudaBackend {
+    const NAME: &'static str = "cuda";
+    const HOST_REACHES_DEVICE_MEMORY: bool = false;
+
+    type Stream = CudaStream;
+    type Private = CudaMemory;
+    type Growable = CudaGrowable;
+    type Shared = CudaShared;
+    type Peer = CudaPeer;
+    type Mapped = CudaMapped;
+    type Loaded<K: Kernel> = CudaKernel<K>;
+    type Recording = CudaRecording;
+    type Executable = CudaExecutable;
+
+    fn stream(&self, name: &str) -> Result<CudaStream, BackendError> {
+        self.collect()?;
+        CudaStream::create(self.device(), self.name_of(name))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<CudaMemory, BackendError> {
+        self.collect()?;
+        CudaMemory::new(self.device(), self.account(), &self.describe("private memory"), bytes)
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<CudaGrowable, BackendError> {
+        self.collect()?;
+        CudaGrowable::new(self.device(), self.account(), self.describe("growable memory"), bytes)
+    }
+
+    fn allocate_shared(&self, bytes: usize) -> Result<CudaShared, BackendError> {
+        self.collect()?;
+        CudaShared::new(self.device(), self.account(), self.describe("shared memory"), bytes)
+    }
+
+    fn import(&self, descriptor: OwnedFd, bytes: usize) -> Result<CudaPeer, BackendError> {
+        self.collect()?;
+        // The mapping keeps the memory alive; the descriptor is closed here.
+        CudaPeer::new(self.device(), &self.describe("memory of a peer"), &descriptor, bytes)
+    }
+
+    fn allocate_mapped(&self, bytes: usize) -> Result<CudaMapped, BackendError> {
+        self.collect()?;
+        CudaMapped::new(self.device(), &self.describe("host-mapped memory"), bytes)
+    }
+
+    /// Compiles, unless the process or the cache has the kernel, and puts its code on the device now.
+    fn load<K: Kernel>(&self, constants: &Specialization) -> Result<CudaKernel<K>, BackendError> {
+        self.collect()?;
+        let loaded = KernelCache::get::<K>(self.device(), &self.inner.options.cache, constants)?;
+        Ok(CudaKernel::new(loaded))
+    }
+
+    unsafe fn launch<K: Kernel>(
+        &self,
+        stream: &CudaStream,
+        kernel: &CudaKernel<K>,
+        shape: LaunchShape,
+        params: &K::Params,
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        unsafe { launch::launch(stream, kernel, shape, params, retained) }
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: &CudaStream,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        unsafe { launch::copy(stream, to, from, bytes, retained) }
+    }
+
+    unsafe fn fill(
+        &self,
+        stream: &CudaStream,
+        to: u64,
+        value: u8,
+        bytes: usize,
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        unsafe { launch::fill(stream, to, value, bytes, retained) }
+    }
+
+    /// Waits for nothing, except that the first upload of its size may allocate memory to stage it.
+    unsafe fn upload(
+        &self,
+        stream: &CudaStream,
+        to: u64,
+        data: &[u8],
+        retained: &[Retained],
+    ) -> Result<(), BackendError> {
+        stream.refuse_recording("upload", "a replay would read host bytes that are long gone")?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let staging = Arc::new(Staging::of(self.device(), data)?);
+        let from = staging.start();
+        let mut held = retained.to_vec();
+        held.push(staging);
+        stream.submit("upload", &held, |driver, stream| {
+            // SAFETY: the target is valid by the caller's promise; the source, as long as the data,
+            // is held until the copy has run.
+            unsafe { driver.cuMemcpyHtoDAsync_v2(to, from, data.len(), stream) }
+        })
+    }
+
+    unsafe fn download(
+        &self,
+        stream: &CudaStream,
+        from: u64,
+        into: &mut [u8],
+    ) -> Result<(), BackendError> {
+        let reason = "recorded work has not run when the call returns";
+        stream.wait("download", reason, &self.inner.blocking_calls)?;
+        // SAFETY: by the caller's promise the range is valid now that the stream's work has run.
+        unsafe { self.device().read(from, into) }
+    }
+
+    fn synchronize(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        stream.wait("synchronize", "recorded work does not run", &self.inner.blocking_calls)
+    }
+
+    fn blocking_calls(&self) -> u64 {
+        self.inner.blocking_calls.load(Ordering::Relaxed)
+    }
+
+    fn is_recording(&self, stream: &CudaStream) -> bool {
+        stream.is_recording()
+    }
+
+    fn begin_recording(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        stream.begin_recording()
+    }
+
+    /// On the body of a loop this is an error, and the recording that it belongs to is dropped. On
+    /// another thread than the one that began it is an error too, and the recording goes on.
+    fn end_recording(&self, stream: &CudaStream) -> Result<CudaRecording, BackendError> {
+        stream.end_recording()
+    }
+
+    /// On the body of a loop this abandons the recording that it belongs to. Does nothing on another
+    /// thread than the one that began it.
+    fn abandon_recording(&self, stream: &CudaStream) {
+        stream.abandon_recording();
+    }
+
+    fn condition(&self, stream: &CudaStream) -> Result<Condition, BackendError> {
+        stream.condition()
+    }
+
+    /// The condition must have been created for `stream` itself, and serves one loop; every condition
+    /// must get its loop. Until the body ends `stream` takes no operation. Loops nest at most four
+    /// deep.
+    fn begin_while(
+        &self,
+        stream: &CudaStream,
+        condition: Condition,
+    ) -> Result<CudaStream, BackendError> {
+        stream.begin_while(condition)
+    }
+
+    /// On an error the loop stays open, unless the body holds what the driver refuses in a loop: then
+    /// nothing more can be recorded, and ending the recording is an error.
+    fn end_while(&self, stream: &CudaStream, body: CudaStream) -> Result<(), BackendError> {
+        stream.end_while(&body)
+    }
+
+    fn instantiate(&self, recording: CudaRecording) -> Result<CudaExecutable, BackendError> {
+        self.collect()?;
+        CudaExecutable::instantiate(recording)
+    }
+
+    /// In place if kernels, their order and loops are those of before and only parameters, grids and
+    /// addresses differ, as the driver judges. On an error the graph is the old one.
+    fn update(
+        &self,
+        executable: &mut CudaExecutable,
+        recording: CudaRecording,
+    ) -> Result<Update, BackendError> {
+        executable.update(recording)
+    }
+
+    /// On a stream that records, the graph as it is now becomes part of the recording, unless it has
+    /// loops, which the driver does not nest.
+    fn replay(&self, stream: &CudaStream, executable: &CudaExecutable) -> Result<(), BackendError> {
+        executable.replay(stream)
+    }
+
+    /// A loop, or a graph within the graph, counts as one operation beside those in it.
+    fn node_count(&self, executable: &CudaExecutable) -> usize {
+        executable.node_count()
+    }
+}

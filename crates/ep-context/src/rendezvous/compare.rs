@@ -37,9 +37,9 @@ pub fn agree(
     compare(purpose, &lists)
 }
 
-type Fields<'a> = Vec<(&'a str, &'a str)>;
+pub(super) type Fields<'a> = Vec<(&'a str, &'a str)>;
 
-fn read(payload: &[u8]) -> Result<Fields<'_>, String> {
+pub(super) fn read(payload: &[u8]) -> Result<Fields<'_>, String> {
     match postcard::take_from_bytes(payload) {
         Ok((fields, [])) => Ok(fields),
         Ok((_, rest)) => Err(format!("{} bytes follow its end", rest.len())),

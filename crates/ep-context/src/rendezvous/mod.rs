@@ -11,12 +11,18 @@ use std::time::Duration;
 use crate::Rank;
 
 mod compare;
+mod environment;
+mod exchange;
 mod outcome;
+mod tcp;
 mod threads;
 
 pub use compare::agree;
+pub use environment::{Environment, EnvironmentError};
+pub use exchange::{Exchange, ExchangeRendezvous};
 pub use outcome::all_or_none;
 pub(crate) use outcome::gather_or_none;
+pub use tcp::{Obstacle, TcpConfig, TcpError, TcpRendezvous, Token};
 pub use threads::{ThreadGroup, ThreadRendezvous};
 
 /// The largest payload of one rank in one call, in bytes: 16 MiB.
@@ -163,6 +169,27 @@ pub enum RendezvousError {
         purpose: String,
         /// What is wrong with it.
         reason: String,
+    },
+    /// Two processes claim to be the same rank.
+    #[error("{rank} came twice; were two processes started with the same RANK?")]
+    Duplicate {
+        /// The rank.
+        rank: Rank,
+    },
+    /// Ranks expect groups of different sizes.
+    #[error(
+        "{first} is one of {first_world} ranks and {second} one of {second_world}; do all have the \
+         same WORLD_SIZE?"
+    )]
+    OtherWorld {
+        /// The rank that leads the group.
+        first: Rank,
+        /// Its number of ranks.
+        first_world: u32,
+        /// The rank that joined as one of another group.
+        second: Rank,
+        /// Its number of ranks.
+        second_world: u32,
     },
     /// Ranks are configured differently.
     #[error("{purpose}: {field} is {first_value} on {first} and {second_value} on {second}")]

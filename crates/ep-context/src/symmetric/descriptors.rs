@@ -43,8 +43,13 @@ struct Round<'a> {
     mailbox: Mailbox,
     /// Peers that have no descriptor of ours yet.
     outgoing: Vec<(Rank, Address)>,
+    /// By which peers have ours. They keep them until they have finished, so that one that hangs up
+    /// and has not sent its own will never do so.
+    sent: Vec<(Rank, OwnedFd)>,
     /// Connections that have brought nothing yet.
     connections: Vec<OwnedFd>,
+    /// Connections that have brought a peer's descriptor, kept until the end.
+    done: Vec<OwnedFd>,
     received: Vec<Option<OwnedFd>>,
 }
 
@@ -85,19 +90,29 @@ impl<'a> Round<'a> {
             descriptor,
             mailbox,
             outgoing,
+            sent: Vec::new(),
             connections: Vec::new(),
+            done: Vec::new(),
             received: addresses.iter().map(|_| None).collect(),
         })
     }
 
     fn run(mut self, deadline: Duration) -> Result<Vec<Option<OwnedFd>>, SymmetricError> {
         let start = Instant::now();
+        let mut hung_up = Vec::new();
         loop {
             self.send()?;
+            // Also all that was sent by those that have hung up since.
             self.receive()?;
             let missing = self.missing();
             if missing.is_empty() && self.outgoing.is_empty() {
                 return Ok(self.received);
+            }
+            // Where strangers take all the room, a descriptor may wait behind them.
+            let gone = missing.iter().find(|rank| self.has_room() && hung_up.contains(*rank));
+            if let Some(rank) = gone {
+                let purpose = self.purpose.to_owned();
+                return Err(SymmetricError::Gone { purpose, rank: *rank });
             }
             let left = deadline.saturating_sub(start.elapsed());
             if left.is_zero() {
@@ -105,7 +120,8 @@ impl<'a> Round<'a> {
                 let unreached = self.outgoing.iter().map(|(rank, _)| *rank).collect();
                 return Err(SymmetricError::Deadline { purpose, deadline, missing, unreached });
             }
-            self.wait(if self.outgoing.is_empty() { left } else { left.min(RETRY) })?;
+            let at_most = if self.outgoing.is_empty() { left } else { left.min(RETRY) };
+            hung_up = self.wait(&missing, at_most)?;
         }
     }
 
@@ -113,7 +129,7 @@ impl<'a> Round<'a> {
         let mut kept = Vec::new();
         for (peer, address) in self.outgoing.drain(..) {
             match post(&address, self.rank, self.descriptor) {
-                Ok(Post::Sent) => {}
+                Ok(Post::Sent(connection)) => self.sent.push((peer, connection)),
                 Ok(Post::Full) => kept.push((peer, address)),
                 Ok(Post::Closed) => {
                     let purpose = self.purpose.to_owned();
@@ -126,13 +142,24 @@ impl<'a> Round<'a> {
         Ok(())
     }
 
+    /// Takes in all that is there, as long as there is room.
     fn receive(&mut self) -> Result<(), SymmetricError> {
-        while self.has_room()
-            && let Some(connection) =
-                self.mailbox.accept().map_err(|failed| os(self.purpose, failed))?
-        {
-            self.connections.push(connection);
+        loop {
+            let mut empty = false;
+            while self.has_room() && !empty {
+                match self.mailbox.accept().map_err(|failed| os(self.purpose, failed))? {
+                    Some(connection) => self.connections.push(connection),
+                    None => empty = true,
+                }
+            }
+            self.collect()?;
+            if empty || !self.has_room() {
+                return Ok(());
+            }
         }
+    }
+
+    fn collect(&mut self) -> Result<(), SymmetricError> {
         let mut kept = Vec::new();
         for connection in self.connections.drain(..) {
             match self.mailbox.collect(&connection).map_err(|failed| os(self.purpose, failed))? {
@@ -144,6 +171,7 @@ impl<'a> Round<'a> {
                         && let Some(place @ None) = self.received.get_mut(from.index())
                     {
                         *place = Some(descriptor);
+                        self.done.push(connection);
                     }
                 }
             }
@@ -166,18 +194,28 @@ impl<'a> Round<'a> {
             .collect()
     }
 
-    /// Blocks until something has come, for at most `at_most`.
-    fn wait(&self, at_most: Duration) -> Result<(), SymmetricError> {
+    /// Blocks until something has come, for at most `at_most`, and gives those of the `missing` that
+    /// have hung up.
+    fn wait(&self, missing: &[Rank], at_most: Duration) -> Result<Vec<Rank>, SymmetricError> {
+        let hang_up: Vec<_> = self
+            .sent
+            .iter()
+            .filter(|(rank, _)| self.has_room() && missing.contains(rank))
+            .collect();
         let mut watched: Vec<PollFd<'_>> =
-            self.connections.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            hang_up.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::empty())).collect();
+        watched.extend(self.connections.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         if self.has_room() {
             watched.push(PollFd::from_borrowed_fd(self.mailbox.as_fd(), PollFlags::IN));
         }
         let at_most = Timespec::try_from(at_most).ok();
         match poll(&mut watched, at_most.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(os(self.purpose, ("poll", errno))),
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(errno) => return Err(os(self.purpose, ("poll", errno))),
         }
+        let ready = hang_up.iter().zip(&watched).filter(|(_, fd)| !fd.revents().is_empty());
+        Ok(ready.map(|((rank, _), _)| *rank).collect())
     }
 }
 
@@ -317,6 +355,27 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_dies_before_it_sends_is_named_at_once() {
+        on_all(
+            3,
+            |rank| rank,
+            |rank| {
+                let fd = memory("");
+                let round = Round::begin(&rank, fd.as_fd(), "memory", LONG).expect("begun");
+                if rank.rank() == Rank(1) {
+                    // Whatever the others have sent it by now, or not.
+                    drop(round);
+                } else {
+                    let error = round.run(Duration::MAX).expect_err("one is gone");
+                    // One of the others may have given up for that reason before.
+                    assert!(matches!(error, SymmetricError::Gone { .. }), "{error}");
+                }
+                rank.barrier("the end", LONG).expect("all come");
+            },
+        );
+    }
+
+    #[test]
     fn a_rank_that_stops_listening_is_named() {
         on_all(
             2,
@@ -324,7 +383,7 @@ mod tests {
             |rank| {
                 if rank.rank() == Rank(1) {
                     let address = Mailbox::open(2).expect("a mailbox").address().to_bytes();
-                    all_or_none(&rank, "memory", Ok(&address), LONG).expect("told");
+                    gather_or_none(&rank, "memory", Ok(&address), LONG).expect("told");
                 } else {
                     let error = exchange(&rank, memory("").as_fd(), "memory", LONG);
                     let error = error.expect_err("the other is gone");

@@ -74,10 +74,11 @@ pub(super) enum Delivery {
 }
 
 /// How sending has gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Post {
-    /// The message is with the receiver, who will find it whatever becomes of the sender.
-    Sent,
+    /// The message is with the receiver, who will find it whatever becomes of the sender. The
+    /// connection hangs up when the receiver drops its end, as it does when it dies.
+    Sent(OwnedFd),
     /// The receiver has no room now.
     Full,
     /// The receiver has closed its mailbox.
@@ -196,7 +197,7 @@ fn send(to: &Address, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<Po
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match sendmsg(&socket, &[IoSlice::new(bytes)], &mut ancillary, flags) {
             // A message of this type of socket is sent whole or not at all.
-            Ok(_) => return Ok(Post::Sent),
+            Ok(_) => return Ok(Post::Sent(socket)),
             Err(Errno::INTR) => {}
             // The last: more descriptors are under way than the user may have open.
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(Post::Full),
@@ -239,7 +240,7 @@ pub(super) fn garbage(to: &Address) {
     let file = rustix::fs::memfd_create("stranger", rustix::fs::MemfdFlags::CLOEXEC);
     let file = file.expect("a memfd");
     for bytes in [&b""[..], b"hello", &[0; LETTER], &[255; 4096]] {
-        assert_eq!(send(to, bytes, &[file.as_fd()]), Ok(Post::Sent));
+        assert!(matches!(send(to, bytes, &[file.as_fd()]), Ok(Post::Sent(_))));
     }
 }
 
@@ -261,7 +262,7 @@ mod tests {
         let mailbox = Mailbox::open(1).expect("a mailbox");
         assert!(mailbox.accept().expect("accepts").is_none());
         let sent = post(&mailbox.address(), Rank(0x0102_0304), descriptor().as_fd());
-        assert_eq!(sent, Ok(Post::Sent));
+        assert!(matches!(sent, Ok(Post::Sent(_))), "{sent:?}");
         let Delivery::Letter(rank, fd) = delivered(&mailbox) else { panic!("no letter") };
         assert_eq!(rank, Rank(0x0102_0304));
         let flags = rustix::io::fcntl_getfd(&fd).expect("an open descriptor");
@@ -287,7 +288,7 @@ mod tests {
             (&[], &[]),
         ];
         for (bytes, descriptors) in attempts {
-            assert_eq!(send(&to, bytes, descriptors), Ok(Post::Sent));
+            assert!(matches!(send(&to, bytes, descriptors), Ok(Post::Sent(_))));
             assert!(matches!(delivered(&mailbox), Delivery::Junk), "{bytes:?} {descriptors:?}");
         }
         // One that has said nothing yet, and then hangs up.
@@ -304,18 +305,13 @@ mod tests {
         let mailbox = Mailbox::open(1).expect("a mailbox");
         let to = mailbox.address();
         let fd = descriptor();
-        let mut outcome = Ok(Post::Sent);
-        for _ in 0..100 {
-            outcome = post(&to, Rank(0), fd.as_fd());
-            if outcome != Ok(Post::Sent) {
-                break;
-            }
-        }
-        assert_eq!(outcome, Ok(Post::Full));
+        let mut posts = (0..100).map(|_| post(&to, Rank(0), fd.as_fd()));
+        let outcome = posts.find(|outcome| !matches!(outcome, Ok(Post::Sent(_))));
+        assert!(matches!(outcome, Some(Ok(Post::Full))), "{outcome:?}");
         assert!(matches!(delivered(&mailbox), Delivery::Letter(Rank(0), _)));
-        assert_eq!(post(&to, Rank(0), fd.as_fd()), Ok(Post::Sent));
+        assert!(matches!(post(&to, Rank(0), fd.as_fd()), Ok(Post::Sent(_))));
         drop(mailbox);
-        assert_eq!(post(&to, Rank(0), fd.as_fd()), Ok(Post::Closed));
+        assert!(matches!(post(&to, Rank(0), fd.as_fd()), Ok(Post::Closed)));
     }
 
     #[test]

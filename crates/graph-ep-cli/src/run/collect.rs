@@ -129,7 +129,8 @@ impl<'p> Collector<'p> {
             ));
         }
         let mut replayed = 0;
-        let mut overflowed = false;
+        let short = required.iter().zip(&before).any(|(required, had)| required > had);
+        let overflowed = short && self.plan.args.mode != Mode::Eager;
         let (mut first_run, mut total) = (Duration::ZERO, Duration::ZERO);
         let (mut recording, mut growing) = (Duration::ZERO, Duration::ZERO);
         for done in ranks {
@@ -153,11 +154,8 @@ impl<'p> Collector<'p> {
                 StepOutcome::Clean | StepOutcome::Eager => {
                     report.host_syncs_in_clean_steps += of_rank.blocking_calls;
                 }
-                StepOutcome::Recovered { replays, .. } => {
-                    overflowed = true;
-                    replayed = replayed.max(replays);
-                }
-                _ => overflowed = true,
+                StepOutcome::Recovered { replays, .. } => replayed = replayed.max(replays),
+                _ => {}
             }
             first_run = first_run.max(of_rank.times.first_run);
             total = total.max(of_rank.times.total);

@@ -127,6 +127,7 @@ impl<B: Backend> Runner<B> {
         let inputs: Vec<MoeLayer<'static, B>> = layers
             .iter()
             .map(|tensors| MoeLayer {
+                scales: None,
                 tokens: tensors.tokens.slice(),
                 count: TokenCount::Device(count.slice(), most),
                 topk_ids: TopKIds::I32(tensors.ids.slice()),
@@ -194,7 +195,8 @@ fn settings(args: &RunArgs) -> RecoverySettings {
         .overflow(match args.mode {
             Mode::Static => OverflowPolicy::Fail,
             Mode::Drop => OverflowPolicy::Drop,
-            Mode::Eager | Mode::Recover | Mode::Rounds => OverflowPolicy::Recover,
+            Mode::Rounds => OverflowPolicy::Rounds,
+            Mode::Eager | Mode::Recover => OverflowPolicy::Recover,
         })
         .growth(match args.growth {
             GrowthChoice::Exact => GrowthPolicy::Exact,

@@ -3,7 +3,7 @@
 use ep_context::signal::HostWaiter;
 use ep_context::{Fault, FaultKind, Kernel, Phase, Rank};
 
-use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::memory::{LaneBlocks, StepView, load, set_condition, store, table, table_mut};
 use crate::params::{CountParams, DispatchHeader, LaneState, WindowState};
 
 /// Acquires the signal of every rank, adds up what each has for this one, and folds the rows that
@@ -68,7 +68,10 @@ impl Kernel for Count {
         (source_items[world], source_pairs[world]) = (sums[0], sums[1]);
         taken.fill(0);
         tokens_per_expert.fill(0);
-        let required = per_expert.iter().map(|count| count.next_multiple_of(g.alignment)).sum();
+        let required = match g.flat {
+            0 => per_expert.iter().map(|count| count.next_multiple_of(g.alignment)).sum(),
+            _ => sums[0].next_multiple_of(g.alignment),
+        };
         // SAFETY: see above.
         let capacity = unsafe { load::<u32>(p.capacity) }.min(p.row_limit);
         // Where routing depends on outputs a dispatch behind an over-budget one does not count. Its
@@ -97,6 +100,7 @@ impl Kernel for Count {
                     ..before
                 },
             );
+            set_condition(p.condition, !silent && sums[0] > 0);
         }
     }
 }

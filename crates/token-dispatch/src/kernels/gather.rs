@@ -3,7 +3,7 @@
 use ep_context::signal::HostWaiter;
 use ep_context::{Kernel, Phase};
 
-use super::memory::{LaneBlocks, load, table, table_mut};
+use super::memory::{LaneBlocks, load, store, table, table_mut};
 use crate::params::{DispatchHeader, GatherParams, Item, Pair, RowRef, WindowItem, WindowState};
 
 /// Reads each row of the window once from its sender, stores it to each of its experts' rows, clears
@@ -18,7 +18,6 @@ impl Kernel for Gather {
     unsafe fn run_on_host(p: &GatherParams) {
         let g = &p.geometry;
         let (world, slots, local) = (g.world as usize, g.slots as usize, g.local_experts as usize);
-        let row_bytes = g.row_bytes as usize;
         // SAFETY: for this whole body, the launch vouches for every address in `p`. What peers wrote was
         // acquired by the count that ran before in this stream, and stays until this rank's combine
         // signal. Receive buffer and handle belong to this stream, and the window, which the
@@ -42,10 +41,10 @@ impl Kernel for Gather {
             )
         };
         // SAFETY: see above.
-        let (items_out, rows_out) = unsafe {
+        let (items_out, pairs_out) = unsafe {
             (
                 table_mut::<WindowItem>(p.handle.items, (window.end - window.begin) as usize),
-                table_mut::<RowRef>(p.handle.rows, window.window_pairs as usize),
+                table_mut::<RowRef>(p.handle.pairs, window.window_pairs as usize),
             )
         };
         for source in 0..world {
@@ -64,38 +63,114 @@ impl Kernel for Gather {
                     let pairs = list + (begin * size_of::<Pair>()) as u64;
                     (item, table::<Pair>(pairs, item.pairs as usize))
                 };
-                // SAFETY: `token` is below the sender's number of tokens.
-                let from = unsafe {
-                    let staging = blocks.at(source, g.lane.staging);
-                    let row = staging + (item.token as usize * row_bytes) as u64;
-                    table::<u8>(row, row_bytes)
-                };
                 let begin = source_pairs[source] + item.pair_begin - window.pair_begin;
-                items_out[(position - window.begin) as usize] =
+                let arrival = position - window.begin;
+                items_out[arrival as usize] =
                     WindowItem { source: source as u32, slot: item.slot, begin, rows: item.pairs };
-                for (at, pair) in (begin as usize..).zip(pairs) {
+                let references = &mut pairs_out[begin as usize..][..pairs.len()];
+                for (reference, pair) in references.iter_mut().zip(pairs) {
                     let slot = pair.slot as usize;
-                    let row =
-                        offsets[slot].cast_unsigned() + bases[slot] + pair.index - taken[slot];
-                    rows_out[at] = RowRef { row, weight: pair.weight };
-                    // SAFETY: the row is one of the window's, so below the capacity.
-                    unsafe { row_of(p.rows, row as usize, row_bytes) }.copy_from_slice(from);
+                    let row = match g.flat {
+                        0 => offsets[slot].cast_unsigned() + bases[slot] + pair.index - taken[slot],
+                        _ => arrival,
+                    };
+                    *reference =
+                        RowRef { row, weight: pair.weight, choice: pair.choice, slot: pair.slot };
                 }
+                // SAFETY: the references name rows of the window, and the item a token of `source`.
+                unsafe { bring(p, &blocks, source, item.token, references) };
             }
+        }
+        if g.flat != 0 {
+            return;
         }
         for expert in 0..local {
             for row in offsets[expert] + counts[expert]..offsets[expert + 1] {
                 // SAFETY: padding rows lie below the end of the window's rows.
-                unsafe { row_of(p.rows, row.cast_unsigned() as usize, row_bytes) }.fill(0);
+                unsafe { clear(p, row.cast_unsigned()) };
             }
         }
     }
 }
 
+/// Copies a token's row, with its scales and weights, to each of its rows here.
+///
 /// # Safety
 ///
-/// `row` is below the capacity of the buffer at `rows`, and nothing else touches it.
-unsafe fn row_of<'a>(rows: u64, row: usize, row_bytes: usize) -> &'a mut [u8] {
+/// As for the kernel; the references name rows of the window, all of one item of `source`.
+unsafe fn bring(
+    p: &GatherParams,
+    blocks: &LaneBlocks<'_>,
+    source: usize,
+    token: u32,
+    references: &[RowRef],
+) {
+    let g = &p.geometry;
+    // In the flat layout all pairs of an item share one row.
+    let rows = if g.flat == 0 { references } else { &references[..1] };
+    for (region, base, bytes) in
+        [(g.lane.staging, p.rows, g.row_bytes), (g.lane.scales, p.scales, g.scale_bytes)]
+    {
+        if bytes == 0 {
+            continue;
+        }
+        // SAFETY: `token` is below the sender's number of tokens.
+        let from = unsafe { row_of(blocks.at(source, region), token, bytes) };
+        for reference in rows {
+            // SAFETY: the row is one of the window's, so below the capacity.
+            unsafe { row_of(base, reference.row, bytes) }.copy_from_slice(from);
+        }
+    }
+    if p.handle.row_weights == 0 {
+        return;
+    }
+    let width = g.flat_width as usize;
+    for (place, reference) in references.iter().enumerate() {
+        let row = reference.row as usize;
+        let at = if g.flat == 0 { row } else { row * width + place };
+        // SAFETY: the list has an entry for each row, in the flat layout `width` of them.
+        unsafe { store(p.handle.row_weights + (at * size_of::<f32>()) as u64, reference.weight) };
+    }
+    if g.flat != 0 {
+        let first = references[0].row as usize * width;
+        for place in 0..width {
+            let slot = references.get(place).map_or(-1, |reference| reference.slot.cast_signed());
+            let at = ((first + place) * size_of::<i32>()) as u64;
+            // SAFETY: as above.
+            unsafe {
+                store(p.handle.row_experts + at, slot);
+                if slot < 0 {
+                    store(p.handle.row_weights + at, 0f32);
+                }
+            }
+        }
+    }
+}
+
+/// Zeroes a padding row.
+///
+/// # Safety
+///
+/// As for the kernel; `row` is one of the window's.
+unsafe fn clear(p: &GatherParams, row: u32) {
+    let g = &p.geometry;
+    for (base, bytes) in [(p.rows, g.row_bytes), (p.scales, g.scale_bytes)] {
+        if bytes > 0 {
+            // SAFETY: the row is below the capacity.
+            unsafe { row_of(base, row, bytes) }.fill(0);
+        }
+    }
+    if p.handle.row_weights != 0 {
+        // SAFETY: the list has an entry for each row.
+        unsafe { store(p.handle.row_weights + u64::from(row) * size_of::<f32>() as u64, 0f32) };
+    }
+}
+
+/// # Safety
+///
+/// Row `row` lies in the memory at `base`, and nothing else touches it.
+unsafe fn row_of<'a>(base: u64, row: u32, row_bytes: u32) -> &'a mut [u8] {
+    let at = base + u64::from(row) * u64::from(row_bytes);
     // SAFETY: as this function's contract says.
-    unsafe { table_mut(rows + (row * row_bytes) as u64, row_bytes) }
+    unsafe { table_mut(at, row_bytes as usize) }
 }

@@ -52,6 +52,18 @@ fn pointer<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
+/// Says whether a loop over windows makes another trip; without a loop, nothing.
+///
+/// # Safety
+///
+/// `condition` is zero or the handle of a condition in the recording that runs.
+pub(super) unsafe fn set_condition(condition: u64, again: bool) {
+    if condition != 0 {
+        // SAFETY: as this function's contract says.
+        unsafe { ep_context::host::set_condition(condition, u32::from(again)) };
+    }
+}
+
 /// The shared blocks of a lane, by rank.
 #[derive(Clone, Copy)]
 pub(super) struct LaneBlocks<'a> {

@@ -8,6 +8,7 @@
 //! A body reads what a peer wrote only after it acquired that peer's signal, or after an earlier
 //! operation of the same stream did.
 
+mod backward;
 mod count;
 mod gather;
 mod memory;
@@ -17,6 +18,7 @@ mod route;
 mod step;
 mod window;
 
+pub(crate) use backward::{PushWeightGrads, Regather, Restage};
 pub(crate) use count::Count;
 pub(crate) use gather::Gather;
 pub(crate) use reduce::{Acknowledge, Reduce};

@@ -45,8 +45,15 @@ impl Kernel for Reduce {
         };
         // SAFETY: see above; the route of this dispatch wrote the handle's tables.
         unsafe {
-            let window: WindowState = load(p.handle.window);
-            add_partials(p, &blocks, headers, window.tokens as usize);
+            let tokens = load::<WindowState>(p.handle.window).tokens as usize;
+            if p.output != 0 {
+                add_partials(p, &blocks, headers, tokens);
+            }
+            if p.weight_grads != 0 {
+                let count = tokens * g.top_k as usize;
+                table_mut::<f32>(p.weight_grads, count)
+                    .copy_from_slice(table(blocks.own(g.lane.weight_grads), count));
+            }
         }
     }
 }
@@ -61,7 +68,7 @@ unsafe fn add_partials(
     tokens: usize,
 ) {
     let g = &p.geometry;
-    let (fanout, hidden, row_bytes) = (g.fanout as usize, g.hidden as usize, g.row_bytes as usize);
+    let (fanout, hidden, row_bytes) = (g.fanout as usize, g.hidden as usize, g.sum_bytes as usize);
     let dtype = DType::from_code(g.dtype).unwrap_or(DType::Fp32);
     let landing = blocks.own(g.lane.landing);
     // SAFETY: the kernel's contract.

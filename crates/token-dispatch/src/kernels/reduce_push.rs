@@ -28,39 +28,52 @@ impl Kernel for ReducePush {
         // SAFETY: see above.
         let (blocks, window) =
             unsafe { (LaneBlocks::new(&p.lane, g), load::<WindowState>(p.handle.window)) };
-        // SAFETY: see above; the gather filled these lists.
-        let (items, rows) = unsafe {
-            (
-                table::<WindowItem>(p.handle.items, (window.end - window.begin) as usize),
-                table::<RowRef>(p.handle.rows, window.window_pairs as usize),
-            )
-        };
-        let dtype = DType::from_code(g.dtype).unwrap_or(DType::Fp32);
-        let (hidden, row_bytes) = (g.hidden as usize, g.row_bytes as usize);
-        let (mut sum, mut values) = (vec![0f32; hidden], vec![0f32; hidden]);
-        for item in items {
-            sum.fill(0.0);
-            for row in &rows[item.begin as usize..][..item.rows as usize] {
-                // SAFETY: the row is one of the window's.
-                let bytes = unsafe {
-                    table::<u8>(p.expert_rows + row_offset(row.row, row_bytes), row_bytes)
-                };
-                dtype.decode(bytes, &mut values);
-                for (sum, value) in sum.iter_mut().zip(&values) {
-                    // Two roundings on purpose: the product, then the sum.
-                    *sum += row.weight * value;
-                }
-            }
-            let landing = blocks.at(item.source as usize, g.lane.landing);
-            // SAFETY: the slot is one that its owner set aside for this rank.
-            let slot =
-                unsafe { table_mut::<u8>(landing + row_offset(item.slot, row_bytes), row_bytes) };
-            dtype.encode(&sum, slot);
+        if p.push != 0 {
+            // SAFETY: see above.
+            unsafe { push(p, &blocks, &window) };
         }
         if p.release != 0 {
             // SAFETY: see above.
             unsafe { release(p, &blocks, &waiter, &window) };
         }
+    }
+}
+
+/// Sums the rows of each item and sends the sum to the item's owner.
+///
+/// # Safety
+///
+/// As for the kernel.
+unsafe fn push(p: &ReducePushParams, blocks: &LaneBlocks<'_>, window: &WindowState) {
+    let g = &p.geometry;
+    // SAFETY: the kernel's contract; the gather filled these lists.
+    let (items, pairs) = unsafe {
+        (
+            table::<WindowItem>(p.handle.items, (window.end - window.begin) as usize),
+            table::<RowRef>(p.handle.pairs, window.window_pairs as usize),
+        )
+    };
+    let dtype = DType::from_code(g.dtype).unwrap_or(DType::Fp32);
+    let (hidden, row_bytes) = (g.hidden as usize, g.sum_bytes as usize);
+    let (mut sum, mut values) = (vec![0f32; hidden], vec![0f32; hidden]);
+    for item in items {
+        sum.fill(0.0);
+        // In the flat layout all pairs of an item share one row, which its experts made together.
+        let rows = if g.flat == 0 { item.rows } else { 1 };
+        for pair in &pairs[item.begin as usize..][..rows as usize] {
+            let from = p.expert_rows + row_offset(pair.row, row_bytes);
+            // SAFETY: the row is one of the window's.
+            dtype.decode(unsafe { table::<u8>(from, row_bytes) }, &mut values);
+            for (sum, value) in sum.iter_mut().zip(&values) {
+                // Two roundings on purpose: the product, then the sum.
+                *sum += if p.weighted != 0 { pair.weight * value } else { *value };
+            }
+        }
+        let landing = blocks.at(item.source as usize, g.lane.landing);
+        // SAFETY: the slot is one that its owner set aside for this rank.
+        let slot =
+            unsafe { table_mut::<u8>(landing + row_offset(item.slot, row_bytes), row_bytes) };
+        dtype.encode(&sum, slot);
     }
 }
 

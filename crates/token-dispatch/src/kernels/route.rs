@@ -6,6 +6,8 @@ use smallvec::SmallVec;
 
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
 use crate::config::MAX_TOP_K;
+use crate::dtype::DType;
+use crate::fp8;
 use crate::params::{
     Destination, DispatchHeader, ExpertHomeEntry, Item, LaneState, NONE, Pair, RouteParams,
     TRANSFER_PULL, WindowState,
@@ -199,20 +201,45 @@ fn exclusive_sums(counts: &[[u32; 2]]) -> SmallVec<[[u32; 2]; 16]> {
         .collect()
 }
 
-/// Copies the tokens to where peers read them, unless the caller wrote them there.
+/// Copies the tokens to where peers read them, quantised where that is asked for, unless the caller
+/// wrote them there.
 ///
 /// # Safety
 ///
 /// As for the kernel.
 unsafe fn stage(p: &RouteParams, blocks: &LaneBlocks<'_>, tokens: usize) {
-    let staging = blocks.own(p.geometry.lane.staging);
-    if p.tokens != staging {
-        let bytes = tokens * p.geometry.row_bytes as usize;
-        // SAFETY: two areas of at least `bytes` bytes; the caller's tokens lie outside the block.
-        unsafe {
-            table_mut::<u8>(staging, bytes).copy_from_slice(table(p.tokens, bytes));
+    let g = &p.geometry;
+    let (staging, scales) = (blocks.own(g.lane.staging), blocks.own(g.lane.scales));
+    let (row_bytes, scale_bytes) = (g.row_bytes as usize, g.scale_bytes as usize);
+    if g.quantize != 0 {
+        let dtype = DType::from_code(g.dtype).unwrap_or(DType::Fp32);
+        let mut scratch = vec![0f32; g.hidden as usize];
+        for token in 0..tokens {
+            // SAFETY: row `token` of the caller's tokens and of two areas of this rank's block.
+            let (row, bytes, row_scales) = unsafe {
+                (
+                    table::<u8>(at(p.tokens, token, g.token_bytes), g.token_bytes as usize),
+                    table_mut::<u8>(at(staging, token, g.row_bytes), row_bytes),
+                    table_mut::<u8>(at(scales, token, g.scale_bytes), scale_bytes),
+                )
+            };
+            fp8::quantize(dtype, row, &mut scratch, bytes, row_scales);
+        }
+        return;
+    }
+    for (to, from, bytes) in
+        [(staging, p.tokens, tokens * row_bytes), (scales, p.scales, tokens * scale_bytes)]
+    {
+        if from != to && bytes > 0 {
+            // SAFETY: two areas of at least `bytes` bytes; the caller's lie outside the block.
+            unsafe { table_mut::<u8>(to, bytes).copy_from_slice(table(from, bytes)) };
         }
     }
+}
+
+/// The address of row `row`.
+fn at(base: u64, row: usize, row_bytes: u32) -> u64 {
+    base + row as u64 * u64::from(row_bytes)
 }
 
 /// Tells every rank, this one included, what is for it.

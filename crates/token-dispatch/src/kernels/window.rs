@@ -1,9 +1,9 @@
 //! The receiver takes the next window and lays its rows out.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Kernel, Phase};
+use ep_context::{Fault, FaultKind, Kernel, Phase, Rank};
 
-use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::memory::{LaneBlocks, StepView, load, set_condition, store, table, table_mut};
 use crate::params::{DispatchHeader, Item, Pair, WindowParams, WindowState};
 
 /// The longest prefix of the items that are left whose rows, each expert's padded to the alignment,
@@ -21,7 +21,10 @@ impl Kernel for Window {
         // SAFETY: for this whole body, the launch vouches for every address in `p`. What peers wrote was
         // acquired by the count that ran before in this stream, and stays until this rank's combine
         // signal. The handle belongs to this stream.
-        if unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Dispatch).is_some() {
+        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        if waiter.fault(Phase::Dispatch).is_some() {
+            // SAFETY: the condition is that of the loop which this runs in.
+            unsafe { set_condition(p.condition, false) };
             return;
         }
         // SAFETY: see above; the tables do not overlap.
@@ -51,7 +54,12 @@ impl Kernel for Window {
         for (expert, count) in counts[..local].iter().enumerate() {
             tokens_per_expert[expert] = count.cast_signed();
             offsets[expert] = offset;
-            offset += count.next_multiple_of(g.alignment).cast_signed();
+            if g.flat == 0 {
+                offset += count.next_multiple_of(g.alignment).cast_signed();
+            }
+        }
+        if g.flat != 0 {
+            offset = (window.end - window.begin).cast_signed();
         }
         offsets[local] = offset;
         // SAFETY: see above.
@@ -62,6 +70,16 @@ impl Kernel for Window {
         };
         step.note_window(window.windows, capacity);
         step.add_delivered(u64::from(window.window_pairs));
+        let left = window.silent == 0 && window.end < window.items;
+        if p.condition != 0 && left && window.end == window.begin {
+            waiter.fail(Fault {
+                phase: Phase::Dispatch,
+                culprit: Rank(g.rank),
+                kind: FaultKind::NoProgress,
+            });
+        }
+        // SAFETY: the condition is that of the loop which this runs in.
+        unsafe { set_condition(p.condition, left && window.end > window.begin) };
         if p.last != 0 {
             step.add_dropped(u64::from(window.pairs - window.pair_begin - window.window_pairs));
         }
@@ -100,6 +118,18 @@ unsafe fn take(p: &WindowParams, window: &mut WindowState, counts: &mut [u32]) {
                 let list = blocks.at(source, g.lane.pairs);
                 table::<Pair>(list + (begin * size_of::<Pair>()) as u64, item.pairs as usize)
             };
+            if g.flat != 0 {
+                let items = u64::from(window.end - window.begin + 1);
+                if items.next_multiple_of(g.alignment.into()) > u64::from(window.capacity) {
+                    return;
+                }
+                for pair in pairs {
+                    counts[pair.slot as usize] += 1;
+                }
+                window.window_pairs += pairs.len() as u32;
+                window.end += 1;
+                continue;
+            }
             // An expert's count needs a new block of rows whenever it stands at a multiple of the
             // alignment; an item names each expert at most once.
             let blocks_needed = pairs

@@ -1,7 +1,7 @@
 //! Where and as whom a rank joins a group over TCP.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use super::super::{MAX_WORLD, RendezvousError};
 use super::error::TcpError;
@@ -24,7 +24,8 @@ pub struct TcpConfig {
 
 impl TcpConfig {
     /// For `rank` of a group of `world` ranks, which meet at `host`, where rank 0 runs: an IPv4 or
-    /// IPv6 address, or a name. Rank 0 takes the first of `ports` that is free, and the others look
+    /// IPv6 address, or a name, for which rank 0 listens at all addresses of its machine, if only
+    /// ranks with a token can join. Rank 0 takes the first of `ports` that is free, and the others look
     /// for it at all of them; whatever else listens there does no harm.
     ///
     /// # Errors
@@ -100,16 +101,32 @@ impl TcpConfig {
                 return Err(Unusable::Unprotected);
             }
         }
-        let places = self.ports.iter().flat_map(|port| {
-            hosts.iter().map(|host| SocketAddr::new(*host, *port))
-        });
-        Ok(places.collect())
+        Ok(self.places(&hosts))
+    }
+
+    /// Where rank 0 may listen, in the order in which to try.
+    pub(super) fn listening(&self) -> Result<Vec<SocketAddr>, Unusable> {
+        let local = self.host == "localhost" || self.host.ends_with(".localhost");
+        if self.token.is_none() || local || self.literal().is_some() {
+            return self.addresses();
+        }
+        // A machine often knows itself by another address than others do, even by a loopback one.
+        Ok(self.places(&[Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()]))
+    }
+
+    fn places(&self, hosts: &[IpAddr]) -> Vec<SocketAddr> {
+        let at = |port: &u16| hosts.iter().map(|host| SocketAddr::new(*host, *port)).collect();
+        self.ports.iter().flat_map(|port| -> Vec<SocketAddr> { at(port) }).collect()
+    }
+
+    /// The host if it is an address, as it is or in brackets as in an URL.
+    fn literal(&self) -> Option<IpAddr> {
+        let bare = self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        bare.unwrap_or(&self.host).parse().ok()
     }
 
     fn resolve(&self) -> io::Result<Vec<IpAddr>> {
-        // In brackets, as in an URL, or as it is.
-        let bare = self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        if let Ok(host) = bare.unwrap_or(&self.host).parse() {
+        if let Some(host) = self.literal() {
             return Ok(vec![host]);
         }
         let mut hosts = Vec::new();
@@ -151,9 +168,25 @@ mod tests {
         assert_eq!(places("::1"), ["[::1]:4000", "[::1]:4001"]);
         assert_eq!(places("[::1]"), places("::1"));
         let named = places("localhost");
-        assert!(named.contains(&"127.0.0.1:4000".to_owned()) || named.contains(&"[::1]:4000".to_owned()));
+        assert!(
+            named.contains(&"127.0.0.1:4000".to_owned())
+                || named.contains(&"[::1]:4000".to_owned())
+        );
         let name = config("no such name").addresses();
         assert!(matches!(name, Err(Unusable::Unresolved(_))), "{name:?}");
+    }
+
+    #[test]
+    fn rank_0_listens_at_an_address_and_for_a_name_at_all() {
+        let listening = |host: &str| {
+            let config = config(host).with_token(Token::new("secret"));
+            let places = config.listening().expect("usable");
+            places.iter().map(SocketAddr::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(listening("10.0.0.1"), ["10.0.0.1:4000", "10.0.0.1:4001"]);
+        let all = ["[::]:4000", "0.0.0.0:4000", "[::]:4001", "0.0.0.0:4001"];
+        assert_eq!(listening("node-0"), all);
+        assert!(listening("localhost").iter().all(|place| !all.contains(&place.as_str())));
     }
 
     #[test]
@@ -172,7 +205,10 @@ mod tests {
         let new = |rank, world, ports: &[u16]| {
             TcpConfig::new(Rank(rank), world, "::1", ports.iter().copied()).map(drop)
         };
-        assert!(matches!(new(0, 0, &[1]), Err(TcpError::Rendezvous(RendezvousError::World { .. }))));
+        assert!(matches!(
+            new(0, 0, &[1]),
+            Err(TcpError::Rendezvous(RendezvousError::World { .. }))
+        ));
         assert!(matches!(new(0, MAX_WORLD + 1, &[1]), Err(TcpError::Rendezvous(_))));
         assert!(matches!(new(2, 2, &[1]), Err(TcpError::Rank { rank: Rank(2), world: 2 })));
         assert!(matches!(new(0, 2, &[]), Err(TcpError::NoPort)));

@@ -114,7 +114,9 @@ pub enum Obstacle {
         address: SocketAddr,
     },
     /// There is rank 0 of a program of another version.
-    #[error("{address} speaks version {version} of the protocol; do all ranks run the same version?")]
+    #[error(
+        "{address} speaks version {version} of the protocol; do all ranks run the same version?"
+    )]
     Version {
         /// Where.
         address: SocketAddr,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::failure::Failure;
-use super::link::{Link, Received, Until};
+use super::link::{Inbox, Link, Received, TooLong, Until};
 use super::pending::{Claim, Gate, Pending, Progress};
 use super::round::{Arrival, Round};
 use super::wire::{MESSAGE_LIMIT, ToHub, ToRank, decode, frame};
@@ -91,14 +91,11 @@ impl Hub {
 
     /// Blocks until there is something to do.
     fn wait(&self) -> Result<(), rustix::io::Errno> {
-        let mut until = [self.round.expiry().filter(|_| self.failure.is_none()), self.rest]
+        let until = [self.round.expiry().filter(|_| self.failure.is_none()), self.rest]
             .into_iter()
             .flatten()
             .chain(self.pending.iter().map(Pending::until))
             .min();
-        if self.failure.is_some() && self.pending.is_empty() && self.rest.is_none() {
-            until = None;
-        }
         let mut watched = Vec::new();
         if let Some(listener) = self.listener.as_ref().filter(|_| self.rest.is_none()) {
             watched.push(PollFd::new(listener, PollFlags::IN));
@@ -171,9 +168,12 @@ impl Hub {
         let place = usize::try_from(rank).ok().and_then(|rank| self.seats.get_mut(rank));
         let failure = match (place, &self.failure) {
             (_, Some(failure)) => failure.clone(),
-            (_, None) if world != expected => {
-                Failure::World { first: 0, first_world: expected, second: rank, second_world: world }
-            }
+            (_, None) if world != expected => Failure::World {
+                first: 0,
+                first_world: expected,
+                second: rank,
+                second_world: world,
+            },
             (Some(place @ Seat::Empty), None) => {
                 *place = Seat::Taken(pending.link);
                 return;
@@ -191,27 +191,117 @@ impl Hub {
 
     /// Hears those that have joined.
     fn serve(&mut self) {
-        for index in 0..self.seats.len() {
-            // Taken out, so that what it says can be told to all the others.
-            let Some(seat) = self.seats.get_mut(index) else { return };
-            let Seat::Taken(mut link) = std::mem::replace(seat, Seat::Left) else {
-                continue;
-            };
-            let rank = u32::try_from(index).unwrap_or(u32::MAX);
+        for (index, rank) in (0..self.seats.len()).zip(0..) {
+            let Seat::Taken(link) = &mut self.seats[index] else { continue };
             let received = link.receive();
-            let mut complete = Vec::new();
-            let failure = self.hear(rank, &mut link, &mut complete);
-            self.seats[index] = Seat::Taken(link);
-            for frame in complete {
-                self.tell_all(&frame);
+            let (rounds, failure) = hear(rank, link, &mut self.round, self.failure.is_some());
+            for payload in rounds.iter().flatten() {
+                self.tell_all(&ToRank::Gathered(payload));
             }
             if let Some(failure) = failure {
                 self.fail(failure);
             }
+            // After what it said before it left.
             if received == Received::End {
                 self.seats[index] = Seat::Left;
                 self.fail(Failure::Left { rank });
             }
+        }
+    }
+
+    /// Ends the group, if it has not ended before.
+    fn fail(&mut self, failure: Failure) {
+        if self.failure.is_none() {
+            tracing::debug!(?failure, "the group has ended");
+            self.tell_all(&ToRank::Failed(failure.clone()));
+            self.failure = Some(failure);
+        }
+    }
+
+    /// Puts one message into the outboxes of all ranks, which share it.
+    fn tell_all(&mut self, message: &ToRank<'_>) {
+        let Ok(frame) = frame(message) else { return };
+        let frame: Arc<[u8]> = frame.into();
+        for link in self.links() {
+            link.queue(Arc::clone(&frame));
+        }
+    }
+
+    fn links(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.seats.iter_mut().filter_map(|seat| match seat {
+            Seat::Taken(link) => Some(link),
+            Seat::Empty | Seat::Left => None,
+        })
+    }
+
+    fn flush(&mut self) {
+        self.links().for_each(Link::flush);
+    }
+
+    /// Lets the ranks have what they were told, as far as they take it.
+    fn farewell(mut self) {
+        self.listener = None;
+        self.pending.clear();
+        let until = Until::after(FAREWELL);
+        while self.links().any(|link| !link.is_flushed()) && self.discard(until) {
+            self.flush();
+        }
+        self.links().for_each(|link| link.finish());
+        let until = Until::after(LINGER);
+        while self.links().next().is_some() && self.discard(until) {}
+    }
+
+    /// Waits and reads what nobody will answer any more; `false` once the time is over.
+    fn discard(&mut self, until: Until) -> bool {
+        let waited = {
+            let mut watched: Vec<PollFd<'_>> = self.links().map(|link| link.watched()).collect();
+            until.poll(&mut watched)
+        };
+        for seat in &mut self.seats {
+            if let Seat::Taken(link) = seat {
+                let received = link.receive();
+                link.inbox = Inbox::default();
+                if received == Received::End {
+                    *seat = Seat::Left;
+                }
+            }
+        }
+        waited.is_ok() && !until.left().is_zero()
+    }
+}
+
+/// Takes in what a rank has said: gives the rounds that it completes, and the failure in which it
+/// ends. Where the group has ended before, nothing counts any more.
+fn hear(
+    rank: u32,
+    link: &mut Link,
+    round: &mut Round,
+    ended: bool,
+) -> (Vec<Vec<Vec<u8>>>, Option<Failure>) {
+    let mut rounds = Vec::new();
+    loop {
+        let heard = match link.inbox.message(MESSAGE_LIMIT) {
+            Ok(None) => return (rounds, None),
+            Ok(Some(_)) if ended => continue,
+            Ok(Some(message)) => decode(message),
+            Err(TooLong(bytes)) => Err(format!("its length of {bytes} bytes is out of bounds")),
+        };
+        let outcome = match heard {
+            Ok(ToHub::Arrive { purpose, deadline, left, payload }) => {
+                let Until(until) = Until::after(left);
+                round.arrive(&Arrival { rank, purpose, payload, deadline, until })
+            }
+            Ok(ToHub::TooLong { purpose, bytes }) => {
+                Err(Failure::Payload { rank, purpose: purpose.to_owned(), bytes })
+            }
+            Ok(ToHub::Abort { reason }) => {
+                Err(Failure::Aborted { rank, reason: reason.to_owned() })
+            }
+            Err(reason) => Err(Failure::Malformed { rank, reason }),
+        };
+        match outcome {
+            Ok(complete) => rounds.extend(complete),
+            Err(failure) => return (rounds, Some(failure)),
         }
     }
 }

@@ -18,8 +18,9 @@ use super::wire::{Foreign, Greeting, HANDSHAKE_LIMIT, Hello, Joining, Preface, d
 /// How long a listener may take to show that it is rank 0.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a rank waits before it looks at all places again.
-const RETRY: Duration = Duration::from_millis(20);
+/// How long a rank waits before it looks at all places again, at first, and at most: many ranks may
+/// wait for one that takes minutes to start.
+const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 /// A connection to rank 0, by which this rank has joined.
 #[derive(Debug)]
@@ -35,6 +36,7 @@ pub(super) fn join(
     until: Until,
 ) -> Result<Joined, TcpError> {
     let mut seen = Obstacle::Time;
+    let (mut retry, longest) = RETRY;
     loop {
         match config.addresses() {
             Ok(addresses) => {
@@ -61,7 +63,8 @@ pub(super) fn join(
             let host = config.host.clone();
             return Err(TcpError::Unreachable { host, deadline, obstacle: seen });
         }
-        thread::sleep(RETRY.min(until.left()));
+        thread::sleep(retry.min(until.left()));
+        retry = (retry * 2).min(longest);
     }
 }
 
@@ -117,8 +120,9 @@ fn attempt(config: &TcpConfig, address: SocketAddr, until: Until) -> Result<Join
     if !holds(&greeting.proof, token, End::Hub, &hello, &greeting.nonce) {
         return Err(Obstacle::Token { address }.into());
     }
-    let proof = prove(token, End::Rank, &hello, &greeting.nonce)
-        .map_err(|reason| Trouble::Own(TcpError::os("proving the token")(io::Error::other(reason))))?;
+    let proof = prove(token, End::Rank, &hello, &greeting.nonce).map_err(|reason| {
+        Trouble::Own(TcpError::os("proving the token")(io::Error::other(reason)))
+    })?;
     place.say(&Joining { proof })?;
     Ok(place.joined)
 }

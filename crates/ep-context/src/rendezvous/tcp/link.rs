@@ -88,6 +88,10 @@ impl Inbox {
     fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.taken);
         self.taken = 0;
+        if self.bytes.is_empty() {
+            // One long message is no reason to keep its room.
+            self.bytes.shrink_to(4 * CHUNK);
+        }
         self.bytes.extend_from_slice(bytes);
     }
 

@@ -128,7 +128,9 @@ fn greet(gate: &Gate, message: &[u8]) -> Result<(Stage, Vec<u8>), &'static str> 
         Ok(()) => {}
         Err(Foreign::Protocol) => return Err("it speaks another protocol"),
         // The answer tells it our version, and is of no other use to it.
-        Err(Foreign::Version(_)) => return Ok((Stage::Refused, encode(&greeting([0; 32], [0; 32]))?)),
+        Err(Foreign::Version(_)) => {
+            return Ok((Stage::Refused, encode(&greeting([0; 32], [0; 32]))?));
+        }
     }
     let hello: Hello<'_> = decode(message).map_err(|_| "its first message cannot be read")?;
     if hello.group != gate.group {

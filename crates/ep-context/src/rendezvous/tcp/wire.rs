@@ -125,8 +125,8 @@ pub(super) fn decode<'a, T: Deserialize<'a>>(message: &'a [u8]) -> Result<T, Str
 /// words and groups are bounded.
 pub(super) fn frame<T: Serialize>(message: &T) -> Result<Vec<u8>, postcard::Error> {
     let mut bytes = postcard::to_extend(message, vec![0; PREFIX])?;
-    let length = u32::try_from(bytes.len() - PREFIX)
-        .map_err(|_| postcard::Error::SerializeBufferFull)?;
+    let length =
+        u32::try_from(bytes.len() - PREFIX).map_err(|_| postcard::Error::SerializeBufferFull)?;
     bytes[..PREFIX].copy_from_slice(&length.to_le_bytes());
     Ok(bytes)
 }

@@ -1,0 +1,48 @@
+//! How a rank uses a GPU.
+
+use super::cache::CacheFolder;
+use crate::account::MemoryAccount;
+
+/// How a rank uses a GPU.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    pub(super) ordinal: u32,
+    pub(super) label: String,
+    pub(super) memory: MemoryAccount,
+    pub(super) cache: CacheFolder,
+}
+
+impl CudaOptions {
+    /// A rank on the GPU of this number, as the driver counts after `CUDA_VISIBLE_DEVICES`, without a
+    /// memory limit of its own.
+    pub fn new(ordinal: u32) -> Self {
+        Self {
+            ordinal,
+            label: format!("cuda:{ordinal}"),
+            memory: MemoryAccount::new(None),
+            cache: CacheFolder::from_environment(),
+        }
+    }
+
+    /// Stands before the stream's name in errors and traces, instead of `cuda:` and the number.
+    #[must_use]
+    pub fn with_label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Counts the device memory of this rank in `memory`; ranks that are given clones of it share a
+    /// limit.
+    #[must_use]
+    pub fn with_memory(mut self, memory: MemoryAccount) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Keeps compiled kernels there instead of where the environment says.
+    #[must_use]
+    pub fn with_cache(mut self, cache: CacheFolder) -> Self {
+        self.cache = cache;
+        self
+    }
+}

@@ -1,0 +1,404 @@
+//! Streams: where an operation goes depends on whether the stream runs or records.
+
+use std::fmt;
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys;
+
+use super::device::Device;
+use super::driver::{Driver, DriverError, NOT_READY, StreamHandle};
+use super::graph::CudaRecording;
+use super::graveyard::Grave;
+use super::in_flight::InFlight;
+use super::lock;
+use super::recorder::{ENDED_BODY, Recorder, ScopeId, refused};
+use crate::backend::{BackendError, Condition, Retained};
+
+/// An ordered queue of work on a device, or the body of a loop being recorded on one. A clone is the
+/// same stream.
+///
+/// Dropping the last clone waits for nothing: what is queued still runs.
+#[derive(Clone)]
+pub struct CudaStream {
+    pub(super) inner: Arc<StreamInner>,
+    pub(super) body: Option<BodyStream>,
+}
+
+/// The body of a loop, and the stream that it is recorded on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BodyStream {
+    pub(super) id: ScopeId,
+    pub(super) handle: StreamHandle,
+}
+
+pub(super) struct StreamInner {
+    device: Arc<Device>,
+    handle: StreamHandle,
+    /// Whether the stream belongs to the caller.
+    borrowed: bool,
+    name: String,
+    /// Locked while an operation is queued, so that what one thread queues falls wholly before or
+    /// wholly after the moment at which another begins to record.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    recorder: Option<Recorder>,
+    in_flight: InFlight,
+}
+
+impl CudaStream {
+    pub(super) fn create(device: &Arc<Device>, name: String) -> Result<Self, BackendError> {
+        let handle = device.create_stream()?;
+        Ok(Self::of(device, handle, false, name))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`super::CudaBackend::borrow_stream`].
+    pub(super) unsafe fn borrow(device: &Arc<Device>, handle: StreamHandle, name: String) -> Self {
+        Self::of(device, handle, true, name)
+    }
+
+    fn of(device: &Arc<Device>, handle: StreamHandle, borrowed: bool, name: String) -> Self {
+        let state = Mutex::new(State::default());
+        let inner = Arc::new(StreamInner { device: device.clone(), handle, borrowed, name, state });
+        device.register(&inner);
+        Self { inner, body: None }
+    }
+
+    /// The driver's handle of the stream: for the body of a loop, of the stream that records it.
+    ///
+    /// Work of the caller's own may be queued on it, in the order of the calls. While the stream
+    /// records, that work becomes part of the graph, and what it uses must outlive the graph.
+    pub fn raw(&self) -> sys::CUstream {
+        self.body.map_or(self.inner.handle, |body| body.handle).0
+    }
+
+    /// Queues or records what `call` queues on the stream that it is given.
+    pub(super) fn submit(
+        &self,
+        operation: &'static str,
+        retained: &[Retained],
+        call: impl FnOnce(&'static Driver, sys::CUstream) -> Result<(), DriverError>,
+    ) -> Result<(), BackendError> {
+        let inner = &*self.inner;
+        let mut state = lock(&inner.state);
+        let released = inner.device.enter(|driver| {
+            if let Some(recorder) = &mut state.recorder {
+                let target = recorder.target(self.id(), operation)?;
+                call(driver, target.0).map_err(|error| inner.failed(operation, error))?;
+                recorder.retain(retained);
+                return Ok(Vec::new());
+            }
+            if self.body.is_some() {
+                return Err(refused(operation, ENDED_BODY));
+            }
+            inner.refuse_foreign_capture(driver, operation)?;
+            call(driver, inner.handle.0).map_err(|error| inner.failed(operation, error))?;
+            let (device, stream) = (&inner.device, inner.handle);
+            Ok(state.in_flight.hold(device, driver, stream, inner.borrowed, retained))
+        });
+        drop(state);
+        released.map(drop)
+    }
+
+    /// Fails while the stream records, saying that `operation` cannot be recorded and why.
+    pub(super) fn refuse_recording(
+        &self,
+        operation: &'static str,
+        reason: &str,
+    ) -> Result<(), BackendError> {
+        self.inner.refuse_recording(&lock(&self.inner.state), self.body, operation, reason)
+    }
+
+    /// Waits until everything that is queued now has run, and counts that in `blocking`.
+    pub(super) fn wait(
+        &self,
+        operation: &'static str,
+        reason: &str,
+        blocking: &AtomicU64,
+    ) -> Result<(), BackendError> {
+        let inner = &*self.inner;
+        let device = &inner.device;
+        let mut state = lock(&inner.state);
+        inner.refuse_recording(&state, self.body, operation, reason)?;
+        // The wait is for an event, without the lock: another thread may queue, or begin to record,
+        // meanwhile, and a stream that records must not be waited for.
+        let event = device.enter_beside_recordings(|driver| {
+            inner.refuse_foreign_capture(driver, operation)?;
+            let event = device.take_event(driver)?;
+            // SAFETY: both handles are valid, and the stream does not record.
+            if let Err(error) = unsafe { driver.cuEventRecord(event.0, inner.handle.0) } {
+                device.return_event(event);
+                return Err(inner.failed(operation, error));
+            }
+            Ok(event)
+        })?;
+        let held = state.in_flight.take_all(device);
+        drop(state);
+        let mut over = true;
+        blocking.fetch_add(1, Ordering::Relaxed);
+        let waited = device.enter_beside_recordings(|driver| {
+            // SAFETY: the event was recorded above and is this call's own.
+            unsafe { driver.cuEventSynchronize(event.0) }.map_err(|error| {
+                over = error.is_fatal();
+                inner.failed(operation, error)
+            })
+        });
+        device.return_event(event);
+        if !over {
+            lock(&inner.state).in_flight.restore(held);
+        }
+        waited
+    }
+
+    pub(super) fn is_recording(&self) -> bool {
+        let state = lock(&self.inner.state);
+        state.recorder.as_ref().is_some_and(|recorder| recorder.is_open(self.id()))
+    }
+
+    pub(super) fn begin_recording(&self) -> Result<(), BackendError> {
+        const NAME: &str = "begin_recording";
+        let inner = &*self.inner;
+        let mut state = lock(&inner.state);
+        if state.recorder.is_some() {
+            return Err(refused(NAME, &format!("stream {} records already", inner.name)));
+        }
+        if self.body.is_some() {
+            return Err(refused(NAME, ENDED_BODY));
+        }
+        let recorder = inner.device.enter(|driver| {
+            inner.refuse_foreign_capture(driver, NAME)?;
+            Recorder::begin(&inner.device, driver, inner.handle)
+                .map_err(|error| inner.failed(NAME, error))
+        })?;
+        state.recorder = Some(recorder);
+        Ok(())
+    }
+
+    pub(super) fn end_recording(&self) -> Result<CudaRecording, BackendError> {
+        const NAME: &str = "end_recording";
+        let inner = &*self.inner;
+        let recorder = self
+            .take_recorder(NAME)?
+            .ok_or_else(|| refused(NAME, &format!("stream {} does not record", inner.name)))?;
+        inner.device.enter(|driver| {
+            if self.body.is_some() {
+                recorder.abandon(driver);
+                return Err(refused(NAME, "the stream is the body of a loop, not the recording"));
+            }
+            recorder.finish(driver)
+        })
+    }
+
+    pub(super) fn abandon_recording(&self) {
+        let outcome = self.take_recorder("abandon_recording").and_then(|recorder| {
+            let Some(recorder) = recorder else { return Ok(()) };
+            self.inner.device.enter(|driver| {
+                recorder.abandon(driver);
+                Ok(())
+            })
+        });
+        if let Err(error) = outcome {
+            tracing::warn!(%error, stream = self.inner.name, "a recording could not be abandoned");
+        }
+    }
+
+    /// The recording that this stream is, or is a body of. Refused on another thread than its own,
+    /// where the driver would not end it; it goes on then.
+    fn take_recorder(&self, operation: &'static str) -> Result<Option<Recorder>, BackendError> {
+        let mut state = lock(&self.inner.state);
+        match &state.recorder {
+            Some(open) if open.is_open(self.id()) => {
+                if !open.is_of_this_thread() {
+                    return Err(another_thread(operation));
+                }
+                Ok(state.recorder.take())
+            }
+            _ => Ok(None),
+        }
+    }
+
+    pub(super) fn condition(&self) -> Result<Condition, BackendError> {
+        self.with_recorder("condition", |recorder, driver| recorder.condition(driver, self.id()))
+    }
+
+    pub(super) fn begin_while(&self, condition: Condition) -> Result<Self, BackendError> {
+        let body = self.with_recorder("begin_while", |recorder, driver| {
+            recorder.begin_while(driver, self.id(), condition)
+        })?;
+        Ok(Self { inner: self.inner.clone(), body: Some(body) })
+    }
+
+    pub(super) fn end_while(&self, body: &Self) -> Result<(), BackendError> {
+        if !Arc::ptr_eq(&self.inner, &body.inner) {
+            return Err(refused("end_while", "the body belongs to a recording of another stream"));
+        }
+        self.with_recorder("end_while", |recorder, driver| {
+            recorder.end_while(driver, self.id(), body.id())
+        })
+    }
+
+    /// Runs `action` on the recording that this stream is or is a body of.
+    pub(super) fn with_recorder<T>(
+        &self,
+        operation: &'static str,
+        action: impl FnOnce(&mut Recorder, &'static Driver) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let mut state = lock(&self.inner.state);
+        match &mut state.recorder {
+            // Captures of bodies end on the thread that began them, as the recording does.
+            Some(recorder) if !recorder.is_of_this_thread() => Err(another_thread(operation)),
+            Some(recorder) => self.inner.device.enter(|driver| action(recorder, driver)),
+            None if self.body.is_some() => Err(refused(operation, ENDED_BODY)),
+            None => Err(refused(operation, &format!("stream {} does not record", self.inner.name))),
+        }
+    }
+
+    fn id(&self) -> Option<ScopeId> {
+        self.body.map(|body| body.id)
+    }
+}
+
+impl StreamInner {
+    fn refuse_recording(
+        &self,
+        state: &State,
+        body: Option<BodyStream>,
+        operation: &'static str,
+        reason: &str,
+    ) -> Result<(), BackendError> {
+        match (&state.recorder, body) {
+            (Some(_), _) => {
+                Err(refused(operation, &format!("stream {} records, and {reason}", self.name)))
+            }
+            (None, Some(_)) => Err(refused(operation, ENDED_BODY)),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Fails while the owner of a borrowed stream records on it by other means: nothing would keep
+    /// alive what is recorded then.
+    fn refuse_foreign_capture(
+        &self,
+        driver: &Driver,
+        operation: &'static str,
+    ) -> Result<(), BackendError> {
+        if !self.borrowed {
+            return Ok(());
+        }
+        let mut status = 0_u32;
+        let place = (&raw mut status).cast::<sys::CUstreamCaptureStatus>();
+        // SAFETY: the place is valid for the number behind the enum, and the stream, by the contract
+        // of `borrow`, too.
+        unsafe { driver.cuStreamIsCapturing(self.handle.0, place)? };
+        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32 {
+            return Ok(());
+        }
+        Err(refused(operation, &format!("the owner of stream {} captures on it", self.name)))
+    }
+
+    /// The error of a call on this stream: that of earlier work, if the device has failed.
+    fn failed(&self, operation: &str, error: DriverError) -> BackendError {
+        if !error.is_fatal() {
+            return error.into();
+        }
+        BackendError::Failed {
+            stream: self.name.clone(),
+            operation: format!("{operation}, or work before it,"),
+            reason: error.text(),
+        }
+    }
+
+    /// Releases what finished work held. The context is current and the thread does not record.
+    pub(super) fn reap(&self, driver: &Driver) {
+        let mut state = lock(&self.state);
+        if state.recorder.is_some() {
+            return;
+        }
+        // A borrowed stream may be gone; its events are not.
+        // SAFETY: the stream is this value's own, and does not record.
+        let idle = !self.borrowed && unsafe { driver.cuStreamQuery(self.handle.0) }.is_ok();
+        let released = if idle {
+            state.in_flight.take_all(&self.device)
+        } else {
+            state.in_flight.reap(&self.device, driver)
+        };
+        drop(state);
+        drop(released);
+    }
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        let state = mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let (handle, borrowed) = (self.handle, self.borrowed);
+        if borrowed && state.recorder.is_none() && state.in_flight.is_empty() {
+            return;
+        }
+        let remains = Remains { handle, borrowed, state };
+        self.device.graveyard.bury(Grave::Stream(Box::new(remains)));
+    }
+}
+
+fn another_thread(operation: &'static str) -> BackendError {
+    refused(operation, "another thread began the recording")
+}
+
+/// What is left of a stream that was dropped.
+#[derive(Debug)]
+pub(super) struct Remains {
+    handle: StreamHandle,
+    borrowed: bool,
+    state: State,
+}
+
+impl Remains {
+    /// A stream without work, to be destroyed.
+    pub(super) fn of_idle(handle: StreamHandle) -> Self {
+        Self { handle, borrowed: false, state: State::default() }
+    }
+
+    /// Ends the recording that the stream was dropped with, if it is one of this thread.
+    pub(super) fn end_recording(&mut self, driver: &Driver) {
+        if let Some(recorder) = self.state.recorder.take_if(|open| open.is_of_this_thread()) {
+            recorder.abandon(driver);
+        }
+    }
+
+    /// Destroys the stream and releases what its work used, or returns itself if that still runs. The
+    /// context is current and the thread does not record.
+    pub(super) fn settle(mut self, device: &Device, driver: &Driver) -> Option<Self> {
+        if self.state.recorder.is_some() {
+            // Only its thread can end it.
+            return Some(self);
+        }
+        if self.borrowed {
+            drop(self.state.in_flight.reap(device, driver));
+            return (!self.state.in_flight.is_empty()).then_some(self);
+        }
+        // SAFETY: the stream is destroyed below, not before, and does not record.
+        match unsafe { driver.cuStreamQuery(self.handle.0) } {
+            Err(error) if error.code == NOT_READY || !error.is_fatal() => return Some(self),
+            _ => {}
+        }
+        drop(self.state.in_flight.take_all(device));
+        // SAFETY: no handle of the stream is left.
+        let _ = unsafe { driver.cuStreamDestroy_v2(self.handle.0) };
+        None
+    }
+}
+
+impl fmt::Debug for CudaStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaStream")
+            .field("name", &self.inner.name)
+            .field("is_body", &self.body.is_some())
+            .field("borrowed", &self.inner.borrowed)
+            .finish()
+    }
+}

@@ -1,0 +1,84 @@
+//! The device code compiles for every architecture that is meant, without a GPU and without spilling
+//! registers. Where NVRTC is not found the test says that it was skipped.
+#![cfg(feature = "cuda")]
+
+use std::io::{self, Write};
+
+use ep_context::cuda::{compile, nvrtc_version};
+use ep_context::{BackendError, KernelSource, Specialization};
+use graph_ep_kernels::{HEADERS, probes};
+
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
+
+/// Whether NVRTC is there. Says so past the harness, which hides what passing tests print.
+fn nvrtc_is_there(test: &str) -> bool {
+    let (there, line) = match nvrtc_version() {
+        Ok((place, (major, minor))) => (true, format!("{test}: NVRTC {major}.{minor} at {place}\n")),
+        Err(error) => (false, format!("{test}: skipped: no NVRTC: {error}\n")),
+    };
+    let _ = io::stderr().write_all(line.as_bytes());
+    there
+}
+
+#[test]
+fn kernels_compile_for_every_architecture_without_spills() {
+    if !nvrtc_is_there("kernels_compile_for_every_architecture_without_spills") {
+        return;
+    }
+    let none = Specialization::new();
+    for (file, text) in [probes::ADD, probes::COUNT_DOWN, probes::MEET] {
+        let source = KernelSource { file, text, headers: HEADERS };
+        for architecture in ARCHITECTURES {
+            let compiled = compile(&source, &none, architecture)
+                .unwrap_or_else(|error| panic!("{file} for {architecture}: {error}"));
+            assert!(compiled.cubin.starts_with(b"\x7fELF"), "{file} for {architecture}");
+            assert!(compiled.log.contains("registers"), "no report: {}", compiled.log);
+            assert_eq!(compiled.spilled_bytes(), 0, "{file} for {architecture}: {}", compiled.log);
+            assert!(!compiled.log.contains("warning"), "{file}: {}", compiled.log);
+        }
+    }
+}
+
+#[test]
+fn constants_reach_the_compiler_and_its_messages_the_caller() {
+    if !nvrtc_is_there("constants_reach_the_compiler_and_its_messages_the_caller") {
+        return;
+    }
+    let text = "#ifndef WIDTH\n#error no width\n#endif\n\
+                static_assert(WIDTH == 7, \"another width\");\n\
+                extern \"C\" __global__ void probe(const __grid_constant__ int p) {}";
+    let source = KernelSource { file: "probe.cu", text, headers: &[] };
+    let compiled = |constants: Specialization| compile(&source, &constants, "sm_80");
+    compiled(Specialization::new().with("WIDTH", 7)).expect("the width that it asks for");
+    for (constants, said) in [
+        (Specialization::new(), "no width"),
+        (Specialization::new().with("WIDTH", 8), "another width"),
+    ] {
+        match compiled(constants) {
+            Err(BackendError::Unavailable { what, reason }) => {
+                assert!(what.contains("probe.cu"), "{what}");
+                assert!(reason.contains(said), "{reason}");
+            }
+            other => panic!("expected a failure, not {other:?}"),
+        }
+    }
+    let unknown = compile(&source, &Specialization::new(), "sm_1");
+    assert!(matches!(unknown, Err(BackendError::Unavailable { .. })), "{unknown:?}");
+}
+
+#[test]
+fn a_struct_that_differs_from_its_twin_does_not_compile() {
+    if !nvrtc_is_there("a_struct_that_differs_from_its_twin_does_not_compile") {
+        return;
+    }
+    for (size, offset, right) in [(16, 8, true), (24, 8, false), (16, 4, false)] {
+        let text = format!(
+            "#include \"types.cuh\"\nstruct P {{ u32 a; u64 b; }};\nSAME_LAYOUT(P, {size}, b, {offset});\n\
+             extern \"C\" __global__ void probe(const __grid_constant__ P p) {{}}"
+        );
+        // A source's text is a constant of the program everywhere but here.
+        let source = KernelSource { file: "probe.cu", text: text.leak(), headers: HEADERS };
+        let compiled = compile(&source, &Specialization::new(), "sm_80");
+        assert_eq!(compiled.is_ok(), right, "{size} bytes, last at {offset}: {compiled:?}");
+    }
+}

@@ -1,0 +1,320 @@
+//! The backward pass, along the routes of a kept handle.
+//!
+//! A handle that no later dispatch has filled knows where every row came from. So the backward pass
+//! of combine is a dispatch that builds no routes ([`Lane::combine_backward`]), and that of dispatch
+//! is a combine without weights ([`Lane::dispatch_backward`]). Between them the caller's experts turn
+//! gradients of their outputs into gradients of their inputs.
+//!
+//! After rounds a handle knows the last window only. [`Lane::rounds_backward`] therefore builds the
+//! routes again from the same ids and gathers each window again, tokens and gradients alike.
+
+use ep_context::{Backend, DeviceSlice, LaunchShape};
+use smallvec::SmallVec;
+
+use crate::combine::PushParts;
+use crate::config::Weighting;
+use crate::dispatch::Dispatch;
+use crate::error::DispatchError;
+use crate::handle::Handle;
+use crate::kernels;
+use crate::lane::Lane;
+use crate::params::{PushWeightGradsParams, RegatherParams, RestageParams};
+use crate::step::Step;
+
+/// The arguments of a combine's backward pass.
+#[derive(Debug)]
+pub struct CombineBackward<'s, 'a, B: Backend> {
+    /// The handle of the dispatch that was combined.
+    pub handle: &'s Handle<B>,
+    /// `[tokens, hidden]` values: gradients of the outputs.
+    pub output_grads: DeviceSlice<'a, B>,
+    /// `[capacity, hidden]` values: where gradients of the expert outputs arrive, multiplied by the
+    /// weights if combine multiplied by them. Padding rows become zeros.
+    pub row_grads: DeviceSlice<'a, B>,
+    /// What the experts had made of each row, if gradients of the weights are wanted and combine
+    /// multiplied by them.
+    pub expert_rows: Option<DeviceSlice<'a, B>>,
+}
+
+/// The arguments of a dispatch's backward pass.
+#[derive(Debug)]
+pub struct DispatchBackward<'s, 'a, B: Backend> {
+    /// The handle of the dispatch.
+    pub handle: &'s Handle<B>,
+    /// `[capacity, hidden]` values: gradients of the received rows.
+    pub row_grads: DeviceSlice<'a, B>,
+    /// Gradients of the weights that dispatch brought, if the caller multiplied by them: f32
+    /// `[capacity]`, in the flat layout `[capacity, flat_width]`.
+    pub row_weight_grads: Option<DeviceSlice<'a, B>>,
+    /// `[tokens, hidden]` values: the gradients of the tokens.
+    pub token_grads: DeviceSlice<'a, B>,
+    /// `[tokens, top_k]` f32: the gradients of the weights, zero where a choice was not processed.
+    pub weight_grads: Option<DeviceSlice<'a, B>>,
+}
+
+/// The arguments of the backward pass of [`Lane::rounds`].
+#[derive(Debug)]
+pub struct RoundsBackward<'s, 'a, B: Backend> {
+    /// The dispatch as it was in the forward pass: the same tokens, ids and weights.
+    pub dispatch: Dispatch<'s, 'a, B>,
+    /// The lane on which gradients travel beside the tokens.
+    pub gradient_lane: &'s Lane<B>,
+    /// `[tokens, hidden]` values: gradients of the outputs.
+    pub output_grads: DeviceSlice<'a, B>,
+    /// `[capacity, hidden]` values: what the experts make of each row, again.
+    pub expert_rows: DeviceSlice<'a, B>,
+    /// `[capacity, hidden]` values: where gradients of the expert outputs arrive, and gradients of
+    /// the rows are left in their place.
+    pub row_grads: DeviceSlice<'a, B>,
+    /// `[tokens, hidden]` values: the gradients of the tokens.
+    pub token_grads: DeviceSlice<'a, B>,
+    /// `[tokens, top_k]` f32: the gradients of the weights.
+    pub weight_grads: Option<DeviceSlice<'a, B>>,
+}
+
+impl<B: Backend> Lane<B> {
+    /// Queues the backward pass of a combine. Opens a pair on this lane that
+    /// [`Lane::dispatch_backward`] closes.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Order`] without
+    /// [`backward`](crate::DispatchConfigBuilder::backward) or if a pair is open;
+    /// [`DispatchError::Argument`] for a slice that is too short.
+    pub fn combine_backward<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &CombineBackward<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        const OP: &str = "combine backward";
+        self.check_backward(OP)?;
+        let limit = step.row_limit(args.handle.rows());
+        self.check_rows(OP, "length of the row gradients in bytes", &args.row_grads, limit)?;
+        if let Some(rows) = &args.expert_rows {
+            self.check_rows(OP, "length of the expert rows in bytes", rows, limit)?;
+        }
+        let tokens = args.handle.most_tokens();
+        self.check_rows(OP, "length of the output gradients in bytes", &args.output_grads, tokens)?;
+        let ordinal = step.open(self, args.handle.id(), args.handle.rows(), tokens)?;
+        self.restage(step, args.handle, &args.output_grads, ordinal)?;
+        let expert_rows = match self.dispatcher().config().weighting() {
+            Weighting::Combine => args.expert_rows.as_ref(),
+            Weighting::Caller => None,
+        };
+        self.regather(step, self, args.handle, &args.row_grads, expert_rows, ordinal)
+    }
+
+    /// Queues the backward pass of a dispatch, after [`Lane::combine_backward`] into the same handle.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Order`] if that did not come before; [`DispatchError::Argument`] for a slice
+    /// that is too short.
+    pub fn dispatch_backward<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &DispatchBackward<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        const OP: &str = "dispatch backward";
+        let limit = step.row_limit(args.handle.rows());
+        self.check_rows(OP, "length of the row gradients in bytes", &args.row_grads, limit)?;
+        let tokens = args.handle.most_tokens();
+        self.check_grads(OP, &args.token_grads, args.weight_grads.as_ref(), tokens)?;
+        let ordinal = step.close(self, args.handle.id())?;
+        if let Some(grads) = &args.row_weight_grads {
+            self.push_weight_grads(step, args.handle, grads, limit)?;
+        }
+        let parts = PushParts { push: true, release: true, weighted: false };
+        self.reduce_push(step, args.handle, &args.row_grads, ordinal, parts)?;
+        let (tokens, weights) = (Some(&args.token_grads), args.weight_grads.as_ref());
+        self.reduce(step, args.handle, tokens, weights, ordinal)
+    }
+
+    /// Records the backward pass of [`Lane::rounds`]: routes are built again, and a loop on the device
+    /// gathers each window again. `recompute` turns rows into expert outputs, `backward` the
+    /// gradients of these, in `row_grads`, into those of the rows.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lane::rounds`] and [`Lane::combine_backward`].
+    pub fn rounds_backward<'a, E: From<DispatchError>>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &RoundsBackward<'_, 'a, B>,
+        recompute: impl FnOnce(&mut Step<'a, B>) -> Result<(), E>,
+        backward: impl FnOnce(&mut Step<'a, B>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        const OP: &str = "rounds backward";
+        let (dispatch, handle, beside) = (&args.dispatch, args.dispatch.handle, args.gradient_lane);
+        self.check_backward(OP)?;
+        self.check_rounds(OP, step, dispatch, &args.expert_rows)?;
+        let limit = step.row_limit(handle.rows());
+        self.check_rows(OP, "length of the row gradients in bytes", &args.row_grads, limit)?;
+        let most = dispatch.most_tokens().0 as u32;
+        self.check_rows(OP, "length of the output gradients in bytes", &args.output_grads, most)?;
+        self.check_grads(OP, &args.token_grads, args.weight_grads.as_ref(), most)?;
+        let ordinal = self.send(step, dispatch)?;
+        let gradients = step.open(beside, handle.id(), handle.rows(), most)?;
+        beside.restage(step, handle, &args.output_grads, gradients)?;
+        let condition = step.condition()?;
+        self.count(step, handle, ordinal, Some(condition))?;
+        let expert_rows = match self.dispatcher().config().weighting() {
+            Weighting::Combine => Some(&args.expert_rows),
+            Weighting::Caller => None,
+        };
+        step.repeat(condition, |step| -> Result<(), E> {
+            self.window(step, handle, Some(condition))?;
+            self.gather(step, dispatch)?;
+            recompute(step)?;
+            beside.regather(step, beside, handle, &args.row_grads, expert_rows, gradients)?;
+            backward(step)?;
+            let parts = PushParts { push: true, release: false, weighted: false };
+            Ok(self.reduce_push(step, handle, &args.row_grads, ordinal, parts)?)
+        })?;
+        step.close(self, handle.id())?;
+        step.close(beside, handle.id())?;
+        let parts = PushParts { push: false, release: true, weighted: false };
+        self.reduce_push(step, handle, &args.row_grads, ordinal, parts)?;
+        beside.reduce_push(step, handle, &args.row_grads, gradients, parts)?;
+        self.reduce(step, handle, Some(&args.token_grads), None, ordinal)?;
+        Ok(beside.reduce(step, handle, None, args.weight_grads.as_ref(), gradients)?)
+    }
+
+    fn check_backward(&self, operation: &'static str) -> Result<(), DispatchError> {
+        if self.dispatcher().config().backward {
+            return Ok(());
+        }
+        Err(DispatchError::Order {
+            operation,
+            rank: self.dispatcher().rank(),
+            reason: "the dispatcher was configured without backward passes".to_owned(),
+        })
+    }
+
+    fn check_grads(
+        &self,
+        operation: &'static str,
+        token_grads: &DeviceSlice<'_, B>,
+        weight_grads: Option<&DeviceSlice<'_, B>>,
+        tokens: u32,
+    ) -> Result<(), DispatchError> {
+        self.check_rows(operation, "length of the token gradients in bytes", token_grads, tokens)?;
+        let least = tokens as usize * self.dispatcher().config().top_k() * size_of::<f32>();
+        match weight_grads {
+            Some(grads) => {
+                let argument = "length of the weight gradients in bytes";
+                self.at_least(operation, argument, grads.bytes(), least)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Queues the sender's half of a dispatch along the handle's routes.
+    fn restage<'a>(
+        &self,
+        step: &Step<'a, B>,
+        handle: &Handle<B>,
+        rows: &DeviceSlice<'a, B>,
+        ordinal: u32,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let params = RestageParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: handle.params(),
+            state: inner.shared.state.address(),
+            rows: rows.address(),
+            ordinal,
+            reserved: 0,
+        };
+        // SAFETY: addresses lie in `rows` or what is retained; the handle's dispatch sent no more
+        // tokens than were checked. The pair is this step's alone.
+        Ok(unsafe {
+            step.queue().launch::<kernels::Restage>(
+                &inner.kernels.restage,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[rows],
+                &self.keep(handle),
+            )
+        }?)
+    }
+
+    /// Queues the receiver's half. Gradients of weights go to the area of `home`.
+    fn regather<'a>(
+        &self,
+        step: &Step<'a, B>,
+        home: &Lane<B>,
+        handle: &Handle<B>,
+        rows: &DeviceSlice<'a, B>,
+        expert_rows: Option<&DeviceSlice<'a, B>>,
+        ordinal: u32,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let params = RegatherParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            home: home.params(),
+            handle: handle.params(),
+            state: inner.shared.state.address(),
+            rows: rows.address(),
+            expert_rows: expert_rows.map_or(0, DeviceSlice::address),
+            ordinal,
+            acquire: 1,
+        };
+        let uses: SmallVec<[&DeviceSlice<'a, B>; 2]> =
+            [rows].into_iter().chain(expert_rows).collect();
+        let mut retained = self.keep(handle);
+        retained.extend(home.retained());
+        // SAFETY: addresses lie in `uses` or what is retained; rows are those of the handle's window,
+        // below the limit that was checked.
+        Ok(unsafe {
+            step.queue().launch::<kernels::Regather>(
+                &inner.kernels.regather,
+                LaunchShape::ONE_WARP,
+                &params,
+                &uses,
+                &retained,
+            )
+        }?)
+    }
+
+    fn push_weight_grads<'a>(
+        &self,
+        step: &Step<'a, B>,
+        handle: &Handle<B>,
+        grads: &DeviceSlice<'a, B>,
+        limit: u32,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let width = match inner.geometry.flat {
+            0 => 1,
+            _ => inner.geometry.flat_width as usize,
+        };
+        self.at_least(
+            "dispatch backward",
+            "length of the row weight gradients in bytes",
+            grads.bytes(),
+            limit as usize * width * size_of::<f32>(),
+        )?;
+        let params = PushWeightGradsParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: handle.params(),
+            row_grads: grads.address(),
+        };
+        // SAFETY: as for the receiver's half.
+        Ok(unsafe {
+            step.queue().launch::<kernels::PushWeightGrads>(
+                &inner.kernels.push_weight_grads,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[grads],
+                &self.keep(handle),
+            )
+        }?)
+    }
+}

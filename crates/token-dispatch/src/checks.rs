@@ -1,0 +1,135 @@
+//! Checks of arguments, before anything is queued.
+
+use std::fmt;
+
+use ep_context::{Backend, DeviceSlice, RowBuffer};
+
+use crate::dispatch::Dispatch;
+use crate::error::DispatchError;
+use crate::handle::Handle;
+use crate::lane::Lane;
+
+impl<B: Backend> Lane<B> {
+    pub(crate) fn check_dispatch<'a>(
+        &self,
+        args: &Dispatch<'_, 'a, B>,
+        tokens: usize,
+        word: Option<&DeviceSlice<'a, B>>,
+    ) -> Result<(), DispatchError> {
+        const OP: &str = "dispatch";
+        let g = &self.dispatcher().inner.geometry;
+        let top_k = g.top_k as usize;
+        if tokens > g.max_tokens as usize {
+            let limit =
+                format!("at most {}, the tokens that the lanes were made for", g.max_tokens);
+            return Err(self.argument(OP, "number of tokens", tokens, limit));
+        }
+        let least = tokens * g.token_bytes as usize;
+        self.at_least(OP, "length of the tokens in bytes", args.tokens.bytes(), least)?;
+        self.aligned(OP, "address of the tokens", &args.tokens)?;
+        let ids = args.topk_ids.slice().bytes();
+        let id_bytes = args.topk_ids.id_bytes();
+        self.at_least(OP, "length of topk_ids in bytes", ids, tokens * top_k * id_bytes)?;
+        if let Some(weights) = &args.topk_weights {
+            let bytes = weights.bytes();
+            self.at_least(OP, "length of topk_weights in bytes", bytes, tokens * top_k * 4)?;
+        }
+        if let Some(word) = word {
+            self.at_least(OP, "length of the token count in bytes", word.bytes(), 4)?;
+        }
+        self.buffer_of(args.handle, "receive buffer", args.rows, g.row_bytes)?;
+        let needed = g.scale_bytes > 0;
+        match &args.received_scales {
+            Some(buffer) => {
+                self.buffer_of(args.handle, "buffer of scales", buffer, g.scale_bytes)?;
+            }
+            None if needed => {
+                let limit = "given, since the payload has scales".to_owned();
+                return Err(self.argument(OP, "buffer of scales", "missing", limit));
+            }
+            None => {}
+        }
+        match &args.scales {
+            Some(scales) => {
+                let least = tokens * g.scale_bytes as usize;
+                self.at_least(OP, "length of the scales in bytes", scales.bytes(), least)?;
+                self.aligned(OP, "address of the scales", scales)
+            }
+            None if needed && g.quantize == 0 => {
+                let limit = "given, since the payload has scales".to_owned();
+                Err(self.argument(OP, "scales of the tokens", "missing", limit))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn buffer_of(
+        &self,
+        handle: &Handle<B>,
+        argument: &'static str,
+        buffer: &RowBuffer<B>,
+        row_bytes: u32,
+    ) -> Result<(), DispatchError> {
+        const OP: &str = "dispatch";
+        if buffer.row_bytes() != row_bytes as usize {
+            let limit = format!("one of {row_bytes} bytes a row");
+            let value = format!("one of {} bytes a row", buffer.row_bytes());
+            return Err(self.argument(OP, argument, value, limit));
+        }
+        if buffer.set_id() != handle.rows().id() {
+            let limit = "a buffer of the handle's row set".to_owned();
+            return Err(self.argument(OP, argument, "one of another row set", limit));
+        }
+        Ok(())
+    }
+
+    /// Checks a slice of rows of sums: one for each of `rows`.
+    pub(crate) fn check_rows(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        slice: &DeviceSlice<'_, B>,
+        rows: u32,
+    ) -> Result<(), DispatchError> {
+        let least = rows as usize * self.dispatcher().inner.geometry.sum_bytes as usize;
+        self.at_least(operation, argument, slice.bytes(), least)?;
+        self.aligned(operation, argument, slice)
+    }
+
+    pub(crate) fn at_least(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        value: usize,
+        least: usize,
+    ) -> Result<(), DispatchError> {
+        if value >= least {
+            return Ok(());
+        }
+        Err(self.argument(operation, argument, value, format!("at least {least}")))
+    }
+
+    pub(crate) fn aligned(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        slice: &DeviceSlice<'_, B>,
+    ) -> Result<(), DispatchError> {
+        if slice.address().is_multiple_of(16) {
+            return Ok(());
+        }
+        let value = format!("{:#x}", slice.address());
+        Err(self.argument(operation, argument, value, "a multiple of 16".to_owned()))
+    }
+
+    pub(crate) fn argument(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        value: impl fmt::Display,
+        limit: String,
+    ) -> DispatchError {
+        let (rank, value) = (self.dispatcher().rank(), value.to_string());
+        DispatchError::Argument { operation, rank, argument, value, limit }
+    }
+}

@@ -1,0 +1,139 @@
+//! Combine: the weighted sums of what the experts made of each token, back to its owner.
+
+use ep_context::{Backend, DeviceSlice, LaunchShape};
+use smallvec::SmallVec;
+
+use crate::error::DispatchError;
+use crate::handle::Handle;
+use crate::kernels;
+use crate::lane::Lane;
+use crate::params::{ReduceParams, ReducePushParams};
+use crate::step::{Step, StepMode};
+
+/// The arguments of a combine.
+#[derive(Debug)]
+pub struct Combine<'s, 'a, B: Backend> {
+    /// The handle that the dispatch filled.
+    pub handle: &'s Handle<B>,
+    /// What the experts made of each row, in the place of the row: `[capacity, hidden]` values.
+    pub expert_rows: DeviceSlice<'a, B>,
+    /// `[tokens, hidden]` values for the sums.
+    pub output: DeviceSlice<'a, B>,
+}
+
+/// Which parts of the expert rank's half of a combine an operation does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PushParts {
+    pub(crate) push: bool,
+    pub(crate) release: bool,
+    pub(crate) weighted: bool,
+}
+
+impl<B: Backend> Lane<B> {
+    /// Queues a combine: the rows of each token are summed on their expert ranks, with the routing
+    /// weights unless the caller applied them, sent to the token's owner and added in the order of
+    /// the ranks. A token none of whose experts took part gets zeros.
+    ///
+    /// Nothing is waited for by the host, nothing allocated; the operation can be recorded.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Argument`] for a slice that is too short, [`DispatchError::Order`] if no
+    /// dispatch into this handle is open on this lane.
+    pub fn combine<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Combine<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        const OP: &str = "combine";
+        if step.options().mode == StepMode::Rounds {
+            return Err(DispatchError::Order {
+                operation: OP,
+                rank: self.dispatcher().rank(),
+                reason: "the step runs in rounds; use Lane::rounds".to_owned(),
+            });
+        }
+        let limit = step.row_limit(args.handle.rows());
+        self.check_rows(OP, "length of the expert rows in bytes", &args.expert_rows, limit)?;
+        let most = step.tokens_of(self, args.handle.id());
+        self.check_rows(OP, "length of the output in bytes", &args.output, most)?;
+        let ordinal = step.close(self, args.handle.id())?;
+        let weighted = self.dispatcher().inner.geometry.weighted != 0;
+        let parts = PushParts { push: true, release: true, weighted };
+        self.reduce_push(step, args.handle, &args.expert_rows, ordinal, parts)?;
+        self.reduce(step, args.handle, Some(&args.output), None, ordinal)
+    }
+
+    /// Queues the expert rank's half.
+    pub(crate) fn reduce_push<'a>(
+        &self,
+        step: &Step<'a, B>,
+        handle: &Handle<B>,
+        expert_rows: &DeviceSlice<'a, B>,
+        ordinal: u32,
+        parts: PushParts,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let params = ReducePushParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: handle.params(),
+            state: inner.shared.state.address(),
+            expert_rows: expert_rows.address(),
+            ordinal,
+            push: u32::from(parts.push),
+            release: u32::from(parts.release),
+            weighted: u32::from(parts.weighted),
+        };
+        // SAFETY: 1. addresses lie in `expert_rows`, the lane, the handle or the dispatcher, which
+        // are retained; the window keeps rows below the limit that was checked. 2. Landing slots are
+        // this rank's by the sender's lists, ordered by the lane's signals.
+        Ok(unsafe {
+            step.queue().launch::<kernels::ReducePush>(
+                &inner.kernels.reduce_push,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[expert_rows],
+                &self.keep(handle),
+            )
+        }?)
+    }
+
+    /// Queues the owner's half.
+    pub(crate) fn reduce<'a>(
+        &self,
+        step: &Step<'a, B>,
+        handle: &Handle<B>,
+        output: Option<&DeviceSlice<'a, B>>,
+        weight_grads: Option<&DeviceSlice<'a, B>>,
+        ordinal: u32,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let params = ReduceParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: handle.params(),
+            state: inner.shared.state.address(),
+            peer_required: inner.shared.peer_required.address(),
+            output: output.map_or(0, DeviceSlice::address),
+            weight_grads: weight_grads.map_or(0, DeviceSlice::address),
+            ordinal,
+            reserved: 0,
+        };
+        let uses: SmallVec<[&DeviceSlice<'a, B>; 2]> =
+            output.into_iter().chain(weight_grads).collect();
+        // SAFETY: as above; output and gradients have a row for each token that the handle's
+        // dispatch may have sent, as the callers check.
+        Ok(unsafe {
+            step.queue().launch::<kernels::Reduce>(
+                &inner.kernels.reduce,
+                LaunchShape::ONE_WARP,
+                &params,
+                &uses,
+                &self.keep(handle),
+            )
+        }?)
+    }
+}

@@ -1,0 +1,334 @@
+//! Dispatch: every token to the ranks of its experts.
+
+use ep_context::backend::Condition;
+use ep_context::{Backend, DeviceSlice, LaunchShape, Phase, Queue, RowBuffer};
+use smallvec::SmallVec;
+
+use crate::error::DispatchError;
+use crate::handle::Handle;
+use crate::kernels;
+use crate::lane::Lane;
+use crate::params::{CountParams, GatherParams, RouteParams, WindowParams, WindowState};
+use crate::step::{Step, StepMode};
+
+/// Expert ids of tokens.
+#[derive(Clone, Debug)]
+pub enum TopKIds<'a, B: Backend> {
+    /// `[tokens, top_k]` i32; −1 is none.
+    I32(DeviceSlice<'a, B>),
+    /// `[tokens, top_k]` i64; −1 is none.
+    I64(DeviceSlice<'a, B>),
+}
+
+impl<'a, B: Backend> TopKIds<'a, B> {
+    pub(crate) fn slice(&self) -> &DeviceSlice<'a, B> {
+        match self {
+            TopKIds::I32(slice) | TopKIds::I64(slice) => slice,
+        }
+    }
+
+    pub(crate) fn id_bytes(&self) -> usize {
+        match self {
+            TopKIds::I32(_) => 4,
+            TopKIds::I64(_) => 8,
+        }
+    }
+}
+
+/// How many tokens a dispatch sends.
+#[derive(Clone, Debug)]
+pub enum TokenCount<'a, B: Backend> {
+    /// So many; a recorded dispatch sends so many in every replay.
+    Fixed(usize),
+    /// As many as a u32 in device memory says when the dispatch runs, at most so many: one graph for
+    /// shorter batches. More is a fault of this rank.
+    Device(DeviceSlice<'a, B>, usize),
+}
+
+/// The arguments of a dispatch.
+#[derive(Debug)]
+pub struct Dispatch<'s, 'a, B: Backend> {
+    /// `[tokens]` rows as the [`Payload`](crate::Payload) says, or [`Lane::staging`] if the caller
+    /// wrote them there.
+    pub tokens: DeviceSlice<'a, B>,
+    /// `[tokens]` rows of scales, where the payload is bytes with scales; or
+    /// [`Lane::staged_scales`].
+    pub scales: Option<DeviceSlice<'a, B>>,
+    /// How many tokens.
+    pub count: TokenCount<'a, B>,
+    /// Their experts.
+    pub topk_ids: TopKIds<'a, B>,
+    /// `[tokens, top_k]` f32 weights; without them every weight is 1.
+    pub topk_weights: Option<DeviceSlice<'a, B>>,
+    /// Where rows arrive: a buffer of the handle's row set.
+    pub rows: &'s RowBuffer<B>,
+    /// Where rows of scales arrive, if the payload has any: another buffer of that set.
+    pub received_scales: Option<&'s RowBuffer<B>>,
+    /// What remembers the dispatch.
+    pub handle: &'s Handle<B>,
+}
+
+impl<'s, 'a, B: Backend> Dispatch<'s, 'a, B> {
+    /// A dispatch without weights and scales.
+    pub fn new(
+        tokens: DeviceSlice<'a, B>,
+        count: TokenCount<'a, B>,
+        topk_ids: TopKIds<'a, B>,
+        rows: &'s RowBuffer<B>,
+        handle: &'s Handle<B>,
+    ) -> Self {
+        Self {
+            tokens,
+            scales: None,
+            count,
+            topk_ids,
+            topk_weights: None,
+            rows,
+            received_scales: None,
+            handle,
+        }
+    }
+
+    pub(crate) fn most_tokens(&self) -> (usize, Option<&DeviceSlice<'a, B>>) {
+        match &self.count {
+            TokenCount::Fixed(tokens) => (*tokens, None),
+            TokenCount::Device(word, most) => (*most, Some(word)),
+        }
+    }
+}
+
+impl<B: Backend> Lane<B> {
+    /// Queues a dispatch: every token goes to the ranks of its experts and arrives there once for
+    /// each of them, or, in the flat layout, once. `handle` then holds `expert_offsets`,
+    /// `tokens_per_expert` and `total` for the experts.
+    ///
+    /// In a static step nothing is waited for and nothing allocated, and the operation can be
+    /// recorded. In an eager step the host waits for the count, and the row set grows to it.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Argument`] for a slice that is too short or a foreign row buffer,
+    /// [`DispatchError::Order`] if a dispatch is open on this lane or the step runs in rounds,
+    /// [`DispatchError::EagerLimit`].
+    pub fn dispatch<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        if step.options().mode == StepMode::Rounds {
+            return Err(DispatchError::Order {
+                operation: "dispatch",
+                rank: self.dispatcher().rank(),
+                reason:
+                    "the step runs in rounds, where dispatch, experts and combine are one loop; \
+                         use Lane::rounds"
+                        .to_owned(),
+            });
+        }
+        let ordinal = self.send(step, args)?;
+        self.count(step, args.handle, ordinal, None)?;
+        if let StepMode::Eager { max_rows } = step.options().mode {
+            self.fit(step, args.handle, max_rows)?;
+        }
+        self.window(step, args.handle, None)?;
+        self.gather(step, args)
+    }
+
+    /// The sender's half of a dispatch. Returns the place of the dispatch in the step.
+    pub(crate) fn send<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+    ) -> Result<u32, DispatchError> {
+        let (most, word) = args.most_tokens();
+        self.check_dispatch(args, most, word)?;
+        let tokens = most as u32;
+        args.handle.set_most_tokens(tokens);
+        let ordinal = step.open(self, args.handle.id(), args.handle.rows(), tokens)?;
+        self.route(step, args, ordinal)?;
+        Ok(ordinal)
+    }
+
+    fn route<'a>(
+        &self,
+        step: &Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+        ordinal: u32,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let (most, word) = args.most_tokens();
+        let (expert_counts, rank_counts) = self.scratch();
+        let params = RouteParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: args.handle.params(),
+            state: inner.shared.state.address(),
+            homes: inner.shared.homes.address(),
+            topk_ids: args.topk_ids.slice().address(),
+            topk_weights: args.topk_weights.as_ref().map_or(0, DeviceSlice::address),
+            tokens: args.tokens.address(),
+            scales: args.scales.as_ref().map_or(0, DeviceSlice::address),
+            num_tokens_word: word.map_or(0, DeviceSlice::address),
+            expert_counts,
+            rank_counts,
+            num_tokens: most as u32,
+            id_bytes: args.topk_ids.id_bytes() as u32,
+            ordinal,
+            dependent: self.dependent(),
+        };
+        let mut uses: SmallVec<[&DeviceSlice<'a, B>; 5]> = SmallVec::new();
+        uses.extend([&args.tokens, args.topk_ids.slice()]);
+        uses.extend(args.topk_weights.as_ref());
+        uses.extend(args.scales.as_ref());
+        uses.extend(word);
+        // SAFETY: 1. addresses lie in `uses`, in the lane, the handle or the dispatcher, which are
+        // retained; lengths were checked. 2. The pair is this step's alone, and peers are ordered by
+        // the lane's signals.
+        Ok(unsafe {
+            step.queue().launch::<kernels::Route>(
+                &inner.kernels.route,
+                LaunchShape::ONE_WARP,
+                &params,
+                &uses,
+                &self.keep(args.handle),
+            )
+        }?)
+    }
+
+    /// Waits on the device for every sender, and counts.
+    pub(crate) fn count(
+        &self,
+        step: &Step<'_, B>,
+        handle: &Handle<B>,
+        ordinal: u32,
+        condition: Option<Condition>,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let capacity = handle.rows().capacity_word();
+        let params = CountParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: handle.params(),
+            state: inner.shared.state.address(),
+            required_by_dispatch: inner.shared.required_by_dispatch.address(),
+            capacity: capacity.address(),
+            row_limit: step.row_limit(handle.rows()),
+            max_dispatches: inner.config.max_dispatches as u32,
+            ordinal,
+            budgeted: u32::from(step.options().mode == StepMode::Static),
+            dependent: self.dependent(),
+            reserved: 0,
+            condition: condition.map_or(0, |condition| condition.0),
+        };
+        // SAFETY: as for the route; the capacity word is only written between steps, and the
+        // condition belongs to the recording.
+        Ok(unsafe {
+            step.queue().launch::<kernels::Count>(
+                &inner.kernels.count,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[&capacity],
+                &self.keep(handle),
+            )
+        }?)
+    }
+
+    /// Eager mode: looks at what is required and makes room for it.
+    fn fit<'a>(
+        &self,
+        step: &Step<'a, B>,
+        handle: &Handle<B>,
+        max_rows: u32,
+    ) -> Result<(), DispatchError> {
+        let mut window: WindowState = bytemuck::Zeroable::zeroed();
+        step.queue().download(&handle.window(), bytemuck::bytes_of_mut(&mut window))?;
+        if let Some(fault) = self.dispatcher().context().fault() {
+            return Err(fault.into());
+        }
+        let rows = handle.rows();
+        let limit = max_rows.min(rows.max_rows());
+        if window.required <= rows.capacity() {
+            return Ok(());
+        }
+        let direct = Queue::direct(step.queue().backend(), step.queue().stream());
+        let grown = if window.required > limit {
+            let (rank, required) = (self.dispatcher().rank(), window.required);
+            Err(DispatchError::EagerLimit { rank, required, limit })
+        } else {
+            rows.plan(window.required)
+                .and_then(|growth| growth.commit(&direct))
+                .map_err(DispatchError::from)
+        };
+        if grown.is_err() {
+            // Peers wait for this rank's combine: tell them rather than let them time out.
+            self.dispatcher().abandon(&direct, Phase::Growth)?;
+        }
+        grown
+    }
+
+    /// Takes the next window: the only one, which drops what it leaves, unless it is in a loop.
+    pub(crate) fn window(
+        &self,
+        step: &Step<'_, B>,
+        handle: &Handle<B>,
+        condition: Option<Condition>,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let capacity = handle.rows().capacity_word();
+        let params = WindowParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: handle.params(),
+            state: inner.shared.state.address(),
+            capacity: capacity.address(),
+            row_limit: step.row_limit(handle.rows()),
+            last: u32::from(condition.is_none()),
+            condition: condition.map_or(0, |condition| condition.0),
+        };
+        // SAFETY: as for the count.
+        Ok(unsafe {
+            step.queue().launch::<kernels::Window>(
+                &inner.kernels.window,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[&capacity],
+                &self.keep(handle),
+            )
+        }?)
+    }
+
+    /// Brings the rows of the window.
+    pub(crate) fn gather<'a>(
+        &self,
+        step: &Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let params = GatherParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: args.handle.params(),
+            rows: args.rows.address(),
+            scales: args.received_scales.map_or(0, RowBuffer::address),
+        };
+        let (rows, scales) = (args.rows.slice(), args.received_scales.map(RowBuffer::slice));
+        let mut uses: SmallVec<[&DeviceSlice<'a, B>; 2]> = SmallVec::new();
+        uses.push(&rows);
+        uses.extend(scales.as_ref());
+        // SAFETY: as for the route; the window keeps rows below the capacity, for which every buffer
+        // of the set is mapped.
+        Ok(unsafe {
+            step.queue().launch::<kernels::Gather>(
+                &inner.kernels.gather,
+                LaunchShape::ONE_WARP,
+                &params,
+                &uses,
+                &self.keep(args.handle),
+            )
+        }?)
+    }
+}

@@ -1,0 +1,11 @@
+//! A planned growth is committed or cancelled, and not both.
+
+use graph_ep::ep_context::PlannedGrowth;
+use graph_ep::{HostBackend, Queue};
+
+fn mistake(growth: PlannedGrowth<HostBackend>, queue: &Queue<'static, HostBackend>) {
+    growth.commit(queue).unwrap();
+    growth.cancel();
+}
+
+fn main() {}
