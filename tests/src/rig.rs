@@ -351,6 +351,9 @@ impl<T: TestBackend> Program<T> {
     ///
     /// What an operation refuses.
     pub fn queue(&self, step: &mut Step<'static, T::Backend>) -> Result<(), BodyError> {
+        if step.options().mode_of_step() == StepMode::Rounds {
+            return (0..self.case.layers).try_for_each(|layer| self.rounds(step, layer));
+        }
         let last = self.case.layers - 1;
         let combined = |layer: usize| layer < last || !self.case.ends_in_dispatch;
         match self.case.order {
@@ -426,6 +429,23 @@ impl<T: TestBackend> Program<T> {
             unsafe { step.queue().copy(&arguments.tokens, &self.layers[layer].tokens.slice()) }?;
         }
         Ok(self.lane(layer)?.dispatch(step, &arguments)?)
+    }
+
+    /// Queues a whole layer as a loop over its windows.
+    ///
+    /// # Errors
+    ///
+    /// What the lane refuses.
+    pub fn rounds(
+        &self,
+        step: &mut Step<'static, T::Backend>,
+        layer: usize,
+    ) -> Result<(), BodyError> {
+        let memory = &self.layers[layer];
+        let (results, output) = (memory.results.slice(), memory.output.slice());
+        let arguments = self.arguments(layer)?;
+        self.lane(layer)?
+            .rounds(step, &arguments, &results, &output, |step| self.experts(step, layer))
     }
 
     /// Queues the experts of a layer.

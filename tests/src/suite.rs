@@ -35,6 +35,11 @@ macro_rules! conformance_suite {
                 a_short_output_is_refused,
                 settings_out_of_range_are_refused,
             }
+            $crate::conformance_suite! { @group $backend, rounds:
+                rounds_equal_the_oracle,
+                rounds_without_room_for_a_token_are_refused,
+                rounds_outside_a_recording_are_refused,
+            }
             $crate::conformance_suite! { @group $backend, lanes:
                 two_lanes_in_turn,
                 two_lanes_at_once,

@@ -18,7 +18,7 @@ use crate::error::DispatchError;
 use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
-use crate::params::{PushWeightGradsParams, RegatherParams, RestageParams};
+use crate::params::{AcquireParams, PushWeightGradsParams, RegatherParams, RestageParams};
 use crate::step::Step;
 
 /// The arguments of a combine's backward pass.
@@ -101,7 +101,8 @@ impl<B: Backend> Lane<B> {
             Weighting::Combine => args.expert_rows.as_ref(),
             Weighting::Caller => None,
         };
-        self.regather(step, self, args.handle, &args.row_grads, expert_rows, ordinal)
+        self.acquire(step, args.handle, ordinal)?;
+        self.regather(step, args.handle, &args.row_grads, expert_rows)
     }
 
     /// Queues the backward pass of a dispatch, after [`Lane::combine_backward`] into the same handle.
@@ -158,6 +159,7 @@ impl<B: Backend> Lane<B> {
         beside.restage(step, handle, &args.output_grads, gradients)?;
         let condition = step.condition()?;
         self.count(step, handle, ordinal, Some(condition))?;
+        beside.acquire(step, handle, gradients)?;
         let expert_rows = match self.dispatcher().config().weighting() {
             Weighting::Combine => Some(&args.expert_rows),
             Weighting::Caller => None,
@@ -166,7 +168,7 @@ impl<B: Backend> Lane<B> {
             self.window(step, handle, Some(condition))?;
             self.gather(step, dispatch)?;
             recompute(step)?;
-            beside.regather(step, beside, handle, &args.row_grads, expert_rows, gradients)?;
+            beside.regather(step, handle, &args.row_grads, expert_rows)?;
             backward(step)?;
             let parts = PushParts { push: true, release: false, weighted: false };
             Ok(self.reduce_push(step, handle, &args.row_grads, ordinal, parts)?)
@@ -241,33 +243,53 @@ impl<B: Backend> Lane<B> {
         }?)
     }
 
-    /// Queues the receiver's half. Gradients of weights go to the area of `home`.
+    /// Queues the wait for every sender.
+    fn acquire(
+        &self,
+        step: &Step<'_, B>,
+        handle: &Handle<B>,
+        ordinal: u32,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let params = AcquireParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            state: inner.shared.state.address(),
+            ordinal,
+            reserved: 0,
+        };
+        // SAFETY: every address lies in the lane or the dispatcher, which are retained.
+        Ok(unsafe {
+            step.queue().launch::<kernels::Acquire>(
+                &inner.kernels.acquire,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[],
+                &self.keep(handle),
+            )
+        }?)
+    }
+
+    /// Queues the receiver's half.
     fn regather<'a>(
         &self,
         step: &Step<'a, B>,
-        home: &Lane<B>,
         handle: &Handle<B>,
         rows: &DeviceSlice<'a, B>,
         expert_rows: Option<&DeviceSlice<'a, B>>,
-        ordinal: u32,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let params = RegatherParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),
             lane: self.params(),
-            home: home.params(),
             handle: handle.params(),
-            state: inner.shared.state.address(),
             rows: rows.address(),
             expert_rows: expert_rows.map_or(0, DeviceSlice::address),
-            ordinal,
-            acquire: 1,
         };
         let uses: SmallVec<[&DeviceSlice<'a, B>; 2]> =
             [rows].into_iter().chain(expert_rows).collect();
-        let mut retained = self.keep(handle);
-        retained.extend(home.retained());
         // SAFETY: addresses lie in `uses` or what is retained; rows are those of the handle's window,
         // below the limit that was checked.
         Ok(unsafe {
@@ -276,7 +298,7 @@ impl<B: Backend> Lane<B> {
                 LaunchShape::ONE_WARP,
                 &params,
                 &uses,
-                &retained,
+                &self.keep(handle),
             )
         }?)
     }

@@ -7,7 +7,7 @@ use crate::error::DispatchError;
 use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
-use crate::params::{ReduceParams, ReducePushParams};
+use crate::params::{FoldParams, ReduceParams, ReducePushParams};
 use crate::step::{Step, StepMode};
 
 /// The arguments of a combine.
@@ -100,7 +100,7 @@ impl<B: Backend> Lane<B> {
         }?)
     }
 
-    /// Queues the owner's half.
+    /// Queues the owner's half: a wait, then sums.
     pub(crate) fn reduce<'a>(
         &self,
         step: &Step<'a, B>,
@@ -110,17 +110,32 @@ impl<B: Backend> Lane<B> {
         ordinal: u32,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
+        let params = FoldParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            state: inner.shared.state.address(),
+            peer_required: inner.shared.peer_required.address(),
+            ordinal,
+            reserved: 0,
+        };
+        // SAFETY: every address lies in the lane or the dispatcher, which are retained.
+        unsafe {
+            step.queue().launch::<kernels::Fold>(
+                &inner.kernels.fold,
+                LaunchShape::ONE_WARP,
+                &params,
+                &[],
+                &self.keep(handle),
+            )
+        }?;
         let params = ReduceParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),
             lane: self.params(),
             handle: handle.params(),
-            state: inner.shared.state.address(),
-            peer_required: inner.shared.peer_required.address(),
             output: output.map_or(0, DeviceSlice::address),
             weight_grads: weight_grads.map_or(0, DeviceSlice::address),
-            ordinal,
-            reserved: 0,
         };
         let uses: SmallVec<[&DeviceSlice<'a, B>; 2]> =
             output.into_iter().chain(weight_grads).collect();

@@ -64,7 +64,9 @@ pub(crate) struct Kernels<B: Backend> {
     pub(crate) step_end: B::Loaded<kernels::StepEnd>,
     pub(crate) resume: B::Loaded<kernels::Resume>,
     pub(crate) abandon: B::Loaded<kernels::Abandon>,
+    pub(crate) fold: B::Loaded<kernels::Fold>,
     pub(crate) restage: B::Loaded<kernels::Restage>,
+    pub(crate) acquire: B::Loaded<kernels::Acquire>,
     pub(crate) regather: B::Loaded<kernels::Regather>,
     pub(crate) push_weight_grads: B::Loaded<kernels::PushWeightGrads>,
 }
@@ -94,7 +96,9 @@ impl<B: Backend> Kernels<B> {
             step_end: load::<B, _>(backend, &constants)?,
             resume: load::<B, _>(backend, &constants)?,
             abandon: load::<B, _>(backend, &constants)?,
+            fold: load::<B, _>(backend, &constants)?,
             restage: load::<B, _>(backend, &constants)?,
+            acquire: load::<B, _>(backend, &constants)?,
             regather: load::<B, _>(backend, &constants)?,
             push_weight_grads: load::<B, _>(backend, &constants)?,
         })

@@ -405,30 +405,42 @@ pub struct ReducePushParams {
     pub weighted: u32,
 }
 
-/// Parameters of the owner's half of combine.
+/// Parameters of the kernel that waits for the partial sums of all ranks.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct ReduceParams {
+pub struct FoldParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait.
     pub wait: WaitParams,
     /// The lane.
     pub lane: LaneParams,
-    /// The handle.
-    pub handle: HandleParams,
     /// The [`StepState`].
     pub state: u64,
     /// A u32 for each rank: what it said that it required.
     pub peer_required: u64,
-    /// `[tokens]` rows; zero: nothing is added up.
-    pub output: u64,
-    /// `[tokens, top_k]` f32: the gradients of the weights; zero if they are not wanted.
-    pub weight_grads: u64,
     /// The place of the dispatch among those of the step.
     pub ordinal: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// Parameters of the owner's half of combine.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ReduceParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to see that the group has failed.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// `[tokens]` rows; zero: nothing is added up.
+    pub output: u64,
+    /// `[tokens, top_k]` f32: the gradients of the weights; zero if they are not wanted.
+    pub weight_grads: u64,
 }
 
 /// Parameters of the sender's half of a dispatch along the routes of a kept handle.
@@ -453,6 +465,24 @@ pub struct RestageParams {
     pub reserved: u32,
 }
 
+/// Parameters of the kernel that waits for the gradients of all ranks.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct AcquireParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// Parameters of the receiver's half of such a dispatch.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -461,23 +491,15 @@ pub struct RegatherParams {
     pub geometry: Geometry,
     /// How to wait.
     pub wait: WaitParams,
-    /// The lane on which gradients travel.
+    /// The lane.
     pub lane: LaneParams,
-    /// The lane on whose landing area the gradients of weights arrive.
-    pub home: LaneParams,
     /// The handle.
     pub handle: HandleParams,
-    /// The [`StepState`].
-    pub state: u64,
     /// `[capacity]` rows for the gradients of the expert outputs.
     pub rows: u64,
     /// `[capacity]` rows of expert outputs, for the gradients of the weights; zero if those are not
     /// wanted, or the caller's own.
     pub expert_rows: u64,
-    /// The place of this dispatch among those of the step.
-    pub ordinal: u32,
-    /// Nonzero: wait for the senders.
-    pub acquire: u32,
 }
 
 /// Parameters of the kernel that returns gradients of weights which the caller computed.

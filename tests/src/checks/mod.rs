@@ -7,6 +7,7 @@ pub mod lanes;
 pub mod modes;
 pub mod recovery;
 pub mod refusal;
+pub mod rounds;
 pub mod run_ahead;
 pub mod setup;
 pub mod shapes;

@@ -12,8 +12,8 @@ use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
 use crate::dtype::DType;
 use crate::geometry::Geometry;
 use crate::params::{
-    DispatchHeader, HandleParams, LaneState, PushWeightGradsParams, RegatherParams, RestageParams,
-    RowRef, TRANSFER_PULL, WindowItem, WindowState,
+    AcquireParams, DispatchHeader, HandleParams, LaneState, PushWeightGradsParams, RegatherParams,
+    RestageParams, RowRef, TRANSFER_PULL, WindowItem, WindowState,
 };
 
 /// Stages the gradients of a rank's outputs and signals; clears where gradients of weights arrive.
@@ -78,6 +78,46 @@ impl Kernel for Restage {
     }
 }
 
+/// Waits for the gradients of every rank.
+#[derive(Debug)]
+pub(crate) struct Acquire;
+
+impl Kernel for Acquire {
+    type Params = AcquireParams;
+    const NAME: &'static str = "acquire";
+
+    unsafe fn run_on_host(p: &AcquireParams) {
+        let g = &p.geometry;
+        // SAFETY: for this whole body, the launch vouches for every address in `p`; headers are read
+        // after their writers' signals were acquired.
+        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        if waiter.fault(Phase::Dispatch).is_some() {
+            return;
+        }
+        // SAFETY: see above.
+        let (blocks, step, lane) = unsafe {
+            (LaneBlocks::new(&p.lane, g), StepView::new(p.state), load::<LaneState>(p.lane.state))
+        };
+        let words = blocks.own(g.lane.dispatch_words);
+        // SAFETY: the words of every rank in this rank's own block, signalled by peers.
+        if unsafe { waiter.wait_all(Phase::Dispatch, words, lane.epoch) }.is_err() {
+            return;
+        }
+        // SAFETY: every signal was acquired.
+        let headers = unsafe {
+            table::<DispatchHeader>(blocks.own(g.lane.dispatch_headers), g.world as usize)
+        };
+        let here = (step.step(), p.ordinal);
+        if let Some(source) = headers.iter().position(|h| (h.step, h.ordinal) != here) {
+            waiter.fail(Fault {
+                phase: Phase::Dispatch,
+                culprit: Rank::from_index(source),
+                kind: FaultKind::OutOfStep,
+            });
+        }
+    }
+}
+
 /// Brings each gradient to the rows of its token, times their weights, and returns the gradients of
 /// the weights: the products of gradient and expert output.
 #[derive(Debug)]
@@ -90,18 +130,13 @@ impl Kernel for Regather {
     unsafe fn run_on_host(p: &RegatherParams) {
         let g = &p.geometry;
         // SAFETY: for this whole body, the launch vouches for every address in `p`. What peers
-        // staged is read after their signal, and stays until this rank's combine signal. The
-        // gradients of a token's weights are written by the ranks of its experts alone.
-        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
-        if waiter.fault(Phase::Dispatch).is_some() {
+        // staged was acquired before, and stays until this rank's combine signal. The gradients of a
+        // token's weights are written by the ranks of its experts alone.
+        if unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Dispatch).is_some() {
             return;
         }
         // SAFETY: see above.
-        let (blocks, home) = unsafe { (LaneBlocks::new(&p.lane, g), LaneBlocks::new(&p.home, g)) };
-        // SAFETY: see above.
-        if p.acquire != 0 && !unsafe { acquire(p, &blocks, &waiter) } {
-            return;
-        }
+        let blocks = unsafe { LaneBlocks::new(&p.lane, g) };
         let dtype = DType::from_code(g.dtype).unwrap_or(DType::Fp32);
         let (hidden, row_bytes) = (g.hidden as usize, g.sum_bytes as usize);
         let (mut gradient, mut values) = (vec![0f32; hidden], vec![0f32; hidden]);
@@ -131,43 +166,12 @@ impl Kernel for Regather {
                 dtype.decode(unsafe { table::<u8>(from, row_bytes) }, &mut values);
                 let product = gradient.iter().zip(&values).map(|(g, v)| g * v).sum::<f32>();
                 // SAFETY: see above.
-                unsafe { store(weight_grad(g, &home, item, pair.choice), product) };
+                unsafe { store(weight_grad(g, &blocks, item, pair.choice), product) };
             }
         }
         if g.flat == 0 {
             // SAFETY: see above.
             unsafe { clear_padding(p) };
-        }
-    }
-}
-
-/// Waits for every sender; false after a failure.
-///
-/// # Safety
-///
-/// As for [`Regather`].
-unsafe fn acquire(p: &RegatherParams, blocks: &LaneBlocks<'_>, waiter: &HostWaiter) -> bool {
-    let g = &p.geometry;
-    // SAFETY: the kernel's contract.
-    let (lane, step) = unsafe { (load::<LaneState>(p.lane.state), StepView::new(p.state)) };
-    let words = blocks.own(g.lane.dispatch_words);
-    // SAFETY: the words of every rank in this rank's own block, signalled by peers.
-    if unsafe { waiter.wait_all(Phase::Dispatch, words, lane.epoch) }.is_err() {
-        return false;
-    }
-    // SAFETY: every signal was acquired.
-    let headers =
-        unsafe { table::<DispatchHeader>(blocks.own(g.lane.dispatch_headers), g.world as usize) };
-    let here = (step.step(), p.ordinal);
-    match headers.iter().position(|h| (h.step, h.ordinal) != here) {
-        None => true,
-        Some(source) => {
-            waiter.fail(Fault {
-                phase: Phase::Dispatch,
-                culprit: Rank::from_index(source),
-                kind: FaultKind::OutOfStep,
-            });
-            false
         }
     }
 }

@@ -1,15 +1,20 @@
 //! The operations of a step and their bodies on the host backend.
 //!
 //! In stream order: [`StepBegin`], then for each pair [`Route`], [`Count`], [`Window`], [`Gather`],
-//! the caller's experts, [`ReducePush`] and [`Reduce`], and at last [`Acknowledge`] where a dispatch
+//! the caller's experts, [`ReducePush`], [`Fold`] and [`Reduce`], and at last [`Acknowledge`] where a dispatch
 //! was left open, and [`StepEnd`]. Every one of them first looks for a fault and does nothing if
 //! there is one: peers learn of it by the poison word, so nothing has to be signalled any more.
+//!
+//! [`Count`], [`Fold`], [`Acquire`] and [`Acknowledge`] wait for peers and move nothing; what moves
+//! rows never waits. So a wait holds one block of a device, and ranks that share a device cannot keep
+//! each other from being scheduled.
 //!
 //! A body reads what a peer wrote only after it acquired that peer's signal, or after an earlier
 //! operation of the same stream did.
 
 mod backward;
 mod count;
+mod fold;
 mod gather;
 mod memory;
 mod reduce;
@@ -18,10 +23,11 @@ mod route;
 mod step;
 mod window;
 
-pub(crate) use backward::{PushWeightGrads, Regather, Restage};
+pub(crate) use backward::{Acquire, PushWeightGrads, Regather, Restage};
 pub(crate) use count::Count;
+pub(crate) use fold::{Acknowledge, Fold};
 pub(crate) use gather::Gather;
-pub(crate) use reduce::{Acknowledge, Reduce};
+pub(crate) use reduce::Reduce;
 pub(crate) use reduce_push::ReducePush;
 pub(crate) use route::Route;
 pub(crate) use step::{Abandon, Resume, StepBegin, StepEnd};
