@@ -4,7 +4,7 @@
 //! - [`case`](mod@case): the sizes and settings of one exchange; [`inputs`]: tokens, ids and weights
 //!   for it, derived from a seed.
 //! - [`oracle`]: what has to come out, from the pure functions of `token_dispatch::reference`.
-//! - [`rig`]: one rank, built and fed from a case, and what it saw ([`outcome`]).
+//! - [`rig`]: one rank, built and fed from a case; [`program`]: its step; [`outcome`]: what it saw.
 //! - [`kernels`]: device operations that tests need.
 //! - [`checks`]: the suite, one module a theme; [`conformance_suite!`] makes a `#[test]` of each check.
 //!
@@ -18,6 +18,7 @@ pub mod inputs;
 pub mod kernels;
 pub mod oracle;
 pub mod outcome;
+pub mod program;
 pub mod rig;
 mod suite;
 

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use graph_ep::ep_context::{MemoryAccount, RowShape};
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
-    BodyError, Buffer, CaptureError, Combine, Dispatch, DispatchError, Error, ExpertParallel,
-    ExpertParallelBuilder, Handle, Lane, OverflowError, Queue, Rank, Received, RecoverySettings,
-    RowBuffer, Step, StepGraph, StepMode, StepOptions, StepRecord, StepRunner, TokenCount, TopKIds,
+    BodyError, Buffer, CaptureError, DispatchError, Error, ExpertParallel, ExpertParallelBuilder,
+    Handle, OverflowError, Queue, Rank, RecoverySettings, RowBuffer, Step, StepGraph, StepMode,
+    StepOptions, StepRecord, StepRunner,
 };
 
 use crate::backend::{RankEnv, TestBackend};
-use crate::case::{Case, Order};
+use crate::case::Case;
 use crate::inputs::{Inputs, decode, encode};
 use crate::oracle::bits;
 use crate::outcome::{LayerRun, Ran, RankRun};
+use crate::program::Program;
 
 /// One rank of a case: its membership, the memory of every layer, and what a step does with it.
 #[derive(Debug)]
@@ -331,160 +332,5 @@ impl<T: TestBackend> Rig<T> {
     /// Capacity and generation of the receive rows.
     pub fn shape(&self) -> RowShape {
         self.group.rows().shape()
-    }
-}
-
-/// What a step does on one rank. Owns what it uses.
-#[derive(Debug)]
-pub struct Program<T: TestBackend> {
-    group: ExpertParallel<T::Backend>,
-    case: Case,
-    layers: Arc<[Layer<T>]>,
-    experts: SyntheticExperts<T::Backend>,
-    own_tokens: usize,
-}
-
-impl<T: TestBackend> Program<T> {
-    /// Queues all layers, in the order of the case.
-    ///
-    /// # Errors
-    ///
-    /// What an operation refuses.
-    pub fn queue(&self, step: &mut Step<'static, T::Backend>) -> Result<(), BodyError> {
-        if step.options().mode_of_step() == StepMode::Rounds {
-            return (0..self.case.layers).try_for_each(|layer| self.rounds(step, layer));
-        }
-        let last = self.case.layers - 1;
-        let combined = |layer: usize| layer < last || !self.case.ends_in_dispatch;
-        match self.case.order {
-            Order::Alternate => {
-                for layer in 0..self.case.layers {
-                    self.dispatch(step, layer)?;
-                    self.experts(step, layer)?;
-                    if combined(layer) {
-                        self.combine(step, layer)?;
-                    }
-                }
-            }
-            Order::Nested => {
-                (0..self.case.layers).try_for_each(|layer| self.dispatch(step, layer))?;
-                (0..self.case.layers).try_for_each(|layer| self.experts(step, layer))?;
-                for layer in (0..self.case.layers).rev().filter(|layer| combined(*layer)) {
-                    self.combine(step, layer)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The lane of a layer.
-    ///
-    /// # Errors
-    ///
-    /// If the case has no lanes.
-    pub fn lane(&self, layer: usize) -> Result<Lane<T::Backend>, BodyError> {
-        let lane = self.group.dispatcher().lane(layer % self.case.lanes);
-        lane.ok_or_else(|| "the dispatcher has fewer lanes than the case".into())
-    }
-
-    /// The arguments of a layer's dispatch.
-    ///
-    /// # Errors
-    ///
-    /// If the case has no lanes.
-    pub fn arguments(&self, layer: usize) -> Result<Dispatch<'_, 'static, T::Backend>, BodyError> {
-        let memory = &self.layers[layer];
-        let tokens = match self.case.staging {
-            true => self.lane(layer)?.staging(),
-            false => memory.tokens.slice(),
-        };
-        let count = match self.case.device_count {
-            true => TokenCount::Device(memory.count.slice(), self.own_tokens),
-            false => TokenCount::Fixed(self.own_tokens),
-        };
-        let ids = match self.case.wide_ids {
-            true => TopKIds::I64(memory.ids.slice()),
-            false => TopKIds::I32(memory.ids.slice()),
-        };
-        Ok(Dispatch {
-            topk_weights: self.case.weights.then(|| memory.weights.slice()),
-            ..Dispatch::new(tokens, count, ids, &memory.rows, &memory.handle)
-        })
-    }
-
-    /// Queues the dispatch of a layer, staging its tokens before if the case says so.
-    ///
-    /// # Errors
-    ///
-    /// What the lane refuses.
-    pub fn dispatch(
-        &self,
-        step: &mut Step<'static, T::Backend>,
-        layer: usize,
-    ) -> Result<(), BodyError> {
-        let arguments = self.arguments(layer)?;
-        if self.case.staging {
-            // SAFETY: the lane's staging area is free between its last combine and this dispatch,
-            // and all of that is on this stream. The two are different memory.
-            unsafe { step.queue().copy(&arguments.tokens, &self.layers[layer].tokens.slice()) }?;
-        }
-        Ok(self.lane(layer)?.dispatch(step, &arguments)?)
-    }
-
-    /// Queues a whole layer as a loop over its windows.
-    ///
-    /// # Errors
-    ///
-    /// What the lane refuses.
-    pub fn rounds(
-        &self,
-        step: &mut Step<'static, T::Backend>,
-        layer: usize,
-    ) -> Result<(), BodyError> {
-        let memory = &self.layers[layer];
-        let (results, output) = (memory.results.slice(), memory.output.slice());
-        let arguments = self.arguments(layer)?;
-        self.lane(layer)?
-            .rounds(step, &arguments, &results, &output, |step| self.experts(step, layer))
-    }
-
-    /// Queues the experts of a layer.
-    ///
-    /// # Errors
-    ///
-    /// What the backend refuses.
-    pub fn experts(
-        &self,
-        step: &mut Step<'static, T::Backend>,
-        layer: usize,
-    ) -> Result<(), BodyError> {
-        let memory = &self.layers[layer];
-        let received = Received {
-            rows: &memory.rows,
-            scales: None,
-            outputs: &memory.results,
-            handle: &memory.handle,
-            row_limit: step.row_limit(self.group.rows()),
-        };
-        self.experts.queue(step.queue(), &received)
-    }
-
-    /// Queues the combine of a layer.
-    ///
-    /// # Errors
-    ///
-    /// What the lane refuses.
-    pub fn combine(
-        &self,
-        step: &mut Step<'static, T::Backend>,
-        layer: usize,
-    ) -> Result<(), BodyError> {
-        let memory = &self.layers[layer];
-        let arguments = Combine {
-            handle: &memory.handle,
-            expert_rows: memory.results.slice(),
-            output: memory.output.slice(),
-        };
-        Ok(self.lane(layer)?.combine(step, &arguments)?)
     }
 }

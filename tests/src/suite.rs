@@ -95,6 +95,7 @@ macro_rules! conformance_suite {
             $crate::conformance_suite! { @group $backend, trust:
                 what_follows_an_overflow_is_not_believed,
                 independent_routing_counts_every_dispatch,
+                hooks_follow_every_attempt,
                 looking_ahead_is_by_the_run_that_was_kept,
                 an_overflow_among_layers_in_flight_is_recovered,
                 too_few_replays_end_in_an_eager_run,

@@ -13,7 +13,9 @@ const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 /// Whether NVRTC is there. Says so past the harness, which hides what passing tests print.
 fn nvrtc_is_there(test: &str) -> bool {
     let (there, line) = match nvrtc_version() {
-        Ok((place, (major, minor))) => (true, format!("{test}: NVRTC {major}.{minor} at {place}\n")),
+        Ok((place, (major, minor))) => {
+            (true, format!("{test}: NVRTC {major}.{minor} at {place}\n"))
+        }
         Err(error) => (false, format!("{test}: skipped: no NVRTC: {error}\n")),
     };
     let _ = io::stderr().write_all(line.as_bytes());

@@ -1,7 +1,7 @@
 //! From a model's sizes to a rank that is ready to record.
 
-use ep_context::rendezvous::Rendezvous;
-use ep_context::{Backend, Deadlines, EpContext, Phase, Rank, RowSet};
+use ep_context::rendezvous::{Rendezvous, all_or_none};
+use ep_context::{Backend, ContextError, Deadlines, EpContext, Phase, Rank, RowBuffer, RowSet};
 use token_dispatch::{
     DType, DispatchConfig, ExpertMap, Handle, Layout, Payload, RoutingDependence, TokenDispatcher,
     Weighting, worst_case_rows,
@@ -43,6 +43,7 @@ pub struct ExpertParallelBuilder {
     alignment: u32,
     capacity_factor: f64,
     capacity_rows: Option<u32>,
+    expert_slots: Option<u32>,
     lanes: usize,
     routing: RoutingDependence,
     max_dispatches: usize,
@@ -67,6 +68,7 @@ impl ExpertParallelBuilder {
             alignment: 16,
             capacity_factor: 1.25,
             capacity_rows: None,
+            expert_slots: None,
             lanes: 1,
             routing: RoutingDependence::Dependent,
             max_dispatches: 256,
@@ -80,6 +82,14 @@ impl ExpertParallelBuilder {
     #[must_use]
     pub fn expert_map(mut self, map: ExpertMap) -> Self {
         self.map = Some(map);
+        self
+    }
+
+    /// Expert slots on every rank (default: those that the map uses), so that a map that uses more
+    /// can be set later.
+    #[must_use]
+    pub fn expert_slots(mut self, slots: u32) -> Self {
+        self.expert_slots = Some(slots);
         self
     }
 
@@ -195,7 +205,7 @@ impl ExpertParallelBuilder {
         for (label, bytes) in token_dispatch::memory::fixed_memory(&config, rank, world) {
             report.fixed(label, bytes);
         }
-        let local = config.experts().held_by(rank) as usize;
+        let local = config.slots_of(rank) as usize;
         for (label, bytes) in token_dispatch::memory::handle_row_memory(&config, local) {
             report.rows(label, bytes);
         }
@@ -232,27 +242,53 @@ impl ExpertParallelBuilder {
             .deadlines(self.deadlines)
             .memory_limit(self.memory_limit)
             .build()?;
-        let dispatcher = TokenDispatcher::new(&context, config)?;
-        let local = Self::receive(&dispatcher, budget, worst);
-        let deadline = self.deadlines.of(Phase::Setup);
-        let parts = ep_context::rendezvous::all_or_none(
+        let stream = context.stream("step")?;
+        self.build_on(&context, stream, config, (budget, worst))
+    }
+
+    /// The part of building that a resized group repeats. Collective.
+    fn build_on<B: Backend>(
+        &self,
+        context: &EpContext<B>,
+        stream: B::Stream,
+        config: DispatchConfig,
+        (budget, worst): (u32, u32),
+    ) -> Result<ExpertParallel<B>, Error> {
+        let dispatcher = TokenDispatcher::new(context, config)?;
+        let local = Self::receive(&dispatcher, stream, budget, worst);
+        let parts = all_or_none(
             context.rendezvous(),
             "receive buffers",
             local,
-            deadline,
+            self.deadlines.of(Phase::Setup),
         )
-        .map_err(ep_context::ContextError::from)?;
-        Ok(ExpertParallel::new(dispatcher, parts))
+        .map_err(ContextError::from)?;
+        Ok(ExpertParallel::new(self.clone(), dispatcher, parts))
+    }
+
+    /// A group like `before` with room for `max_tokens` tokens. Collective.
+    pub(crate) fn resize<B: Backend>(
+        &self,
+        before: &ExpertParallel<B>,
+        max_tokens: usize,
+    ) -> Result<ExpertParallel<B>, Error> {
+        let context = before.context();
+        let capacity = before.rows().capacity();
+        let resized = Self { max_tokens, capacity_rows: Some(capacity), ..self.clone() };
+        let (rank, world) = (context.rank(), context.world());
+        let config = resized.config(world)?;
+        let capacities = resized.capacities(&config, rank, world)?;
+        resized.build_on(context, before.stream().clone(), config, capacities)
     }
 
     fn receive<B: Backend>(
         dispatcher: &TokenDispatcher<B>,
+        stream: B::Stream,
         budget: u32,
         worst: u32,
     ) -> Result<ReceiveParts<B>, Error> {
         let context = dispatcher.context();
         let config = dispatcher.config();
-        let stream = context.stream("step")?;
         let rows = RowSet::new(context, &stream, "receive rows", budget, budget.max(worst))?;
         let handle = Handle::new(dispatcher, &rows)?;
         let received = rows.add("received rows", config.row_bytes())?;
@@ -269,7 +305,7 @@ impl ExpertParallelBuilder {
             Some(map) => map.clone(),
             None => ExpertMap::contiguous(self.experts, world)?,
         };
-        let config = DispatchConfig::builder(self.hidden, self.top_k, self.max_tokens, map)
+        let mut config = DispatchConfig::builder(self.hidden, self.top_k, self.max_tokens, map)
             .alignment(self.alignment)
             .dtype(self.dtype)
             .payload(self.payload)
@@ -279,9 +315,11 @@ impl ExpertParallelBuilder {
             .lanes(self.lanes)
             .routing(self.routing)
             .max_dispatches(self.max_dispatches)
-            .first_epoch(self.first_epoch)
-            .build()?;
-        Ok(config)
+            .first_epoch(self.first_epoch);
+        if let Some(slots) = self.expert_slots {
+            config = config.expert_slots(slots);
+        }
+        Ok(config.build()?)
     }
 
     /// The receive budget and the rows of the worst routing.
@@ -301,7 +339,7 @@ impl ExpertParallelBuilder {
             Some(rows) => rows,
             None => by_factor.ok_or(Error::CapacityFactor(self.capacity_factor))?,
         };
-        let local = config.experts().held_by(rank) as usize;
+        let local = config.slots_of(rank) as usize;
         let worst = worst_case_rows(self.max_tokens * world, self.top_k, local, self.alignment);
         Ok((budget, worst))
     }
@@ -312,7 +350,7 @@ pub(crate) struct ReceiveParts<B: Backend> {
     pub(crate) stream: B::Stream,
     pub(crate) rows: RowSet<B>,
     pub(crate) handle: Handle<B>,
-    pub(crate) received: ep_context::RowBuffer<B>,
-    pub(crate) scales: Option<ep_context::RowBuffer<B>>,
-    pub(crate) outputs: ep_context::RowBuffer<B>,
+    pub(crate) received: RowBuffer<B>,
+    pub(crate) scales: Option<RowBuffer<B>>,
+    pub(crate) outputs: RowBuffer<B>,
 }

@@ -64,6 +64,7 @@ use crate::error::Error;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ExpertParallel<B: Backend> {
+    builder: ExpertParallelBuilder,
     dispatcher: TokenDispatcher<B>,
     stream: B::Stream,
     rows: RowSet<B>,
@@ -85,9 +86,13 @@ impl<B: Backend> ExpertParallel<B> {
         ExpertParallelBuilder::new(hidden, experts, top_k, max_tokens)
     }
 
-    pub(crate) fn new(dispatcher: TokenDispatcher<B>, parts: ReceiveParts<B>) -> Self {
+    pub(crate) fn new(
+        builder: ExpertParallelBuilder,
+        dispatcher: TokenDispatcher<B>,
+        parts: ReceiveParts<B>,
+    ) -> Self {
         let ReceiveParts { stream, rows, handle, received, scales, outputs } = parts;
-        Self { dispatcher, stream, rows, handle, received, scales, outputs }
+        Self { builder, dispatcher, stream, rows, handle, received, scales, outputs }
     }
 
     /// The membership of the group.
@@ -108,6 +113,18 @@ impl<B: Backend> ExpertParallel<B> {
     /// The row set of the receive buffers. Buffers that an engine adds to it grow with them.
     pub fn rows(&self) -> &RowSet<B> {
         &self.rows
+    }
+
+    /// The same group with room for `max_tokens` tokens on a rank, for sequences longer than were
+    /// thought of at the start. Collective, between steps; allocates and maps new lanes and receive
+    /// buffers, with the capacity that there is. Graphs and runners are recorded anew on the group
+    /// that is returned, and this one is dropped with the last that still uses it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ExpertParallelBuilder::build`]; this group is then as before.
+    pub fn resize_tokens(&self, max_tokens: usize) -> Result<Self, Error> {
+        self.builder.resize(self, max_tokens)
     }
 
     /// Zeroed device memory of the caller's own, for inputs and outputs. Not counted against the memory
@@ -207,6 +224,7 @@ impl<B: Backend> ExpertParallel<B> {
 impl<B: Backend> Clone for ExpertParallel<B> {
     fn clone(&self) -> Self {
         Self {
+            builder: self.builder.clone(),
             dispatcher: self.dispatcher.clone(),
             stream: self.stream.clone(),
             rows: self.rows.clone(),

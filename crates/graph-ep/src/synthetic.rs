@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use ep_context::{Backend, Buffer, Kernel, LaunchShape, Queue, Rank, Specialization};
 use graph_capture::BodyError;
-use token_dispatch::DType;
+use token_dispatch::{DType, DispatchConfig, ExpertMap};
 
 use crate::error::Error;
 use crate::layer::{ExpertParallel, Received};
@@ -131,11 +131,7 @@ impl<B: Backend> SyntheticExperts<B> {
     pub fn new(group: &ExpertParallel<B>) -> Result<Self, Error> {
         let config = group.dispatcher().config();
         let rank: Rank = group.context().rank();
-        let ids: Vec<u32> = (0u32..)
-            .zip(config.experts().homes())
-            .filter(|(_, home)| home.rank == rank)
-            .map(|(expert, _)| expert)
-            .collect();
+        let ids = slot_ids(config, config.experts(), rank);
         let buffer = group.allocate(ids.len() * 4)?;
         group.write(&buffer, bytemuck::cast_slice(&ids))?;
         let constants = Specialization::new().with("DTYPE", u64::from(config.dtype() as u32));
@@ -148,6 +144,16 @@ impl<B: Backend> SyntheticExperts<B> {
                 dtype: config.dtype(),
             }),
         })
+    }
+
+    /// Moves the experts to where `map` places them, before the next step.
+    ///
+    /// # Errors
+    ///
+    /// What the backend reports.
+    pub fn follow(&self, group: &ExpertParallel<B>, map: &ExpertMap) -> Result<(), Error> {
+        let ids = slot_ids(group.dispatcher().config(), map, group.context().rank());
+        group.write(&self.inner.ids, bytemuck::cast_slice(&ids))
     }
 
     /// Queues all experts on what a dispatch received.
@@ -184,6 +190,14 @@ impl<B: Backend> SyntheticExperts<B> {
         }?;
         Ok(())
     }
+}
+
+/// The expert in each slot of a rank. An empty slot receives no rows, so any will do there.
+fn slot_ids(config: &DispatchConfig, map: &ExpertMap, rank: Rank) -> Vec<u32> {
+    let experts = map.experts_of(rank).into_iter().map(Option::unwrap_or_default);
+    let mut ids: Vec<u32> = experts.collect();
+    ids.resize(config.slots_of(rank) as usize, 0);
+    ids
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! What is fixed for the life of a dispatcher.
 
+use ep_context::Rank;
+
 use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::ExpertMap;
@@ -64,6 +66,7 @@ pub struct DispatchConfig {
     pub(crate) weighting: Weighting,
     pub(crate) backward: bool,
     pub(crate) experts: ExpertMap,
+    pub(crate) expert_slots: Option<u32>,
     pub(crate) lanes: usize,
     pub(crate) routing: RoutingDependence,
     pub(crate) max_dispatches: usize,
@@ -99,6 +102,7 @@ impl DispatchConfig {
                 weighting: Weighting::Combine,
                 backward: false,
                 experts,
+                expert_slots: None,
                 lanes: 1,
                 routing: RoutingDependence::Dependent,
                 max_dispatches: 256,
@@ -190,10 +194,18 @@ impl DispatchConfig {
         self.top_k.min(local_experts)
     }
 
+    /// Expert slots of a rank: the rows of each are a group of their own.
+    pub fn slots_of(&self, rank: Rank) -> u32 {
+        self.expert_slots.unwrap_or_else(|| self.experts.slots_of(rank))
+    }
+
+    /// The most expert slots of any rank.
+    pub fn most_slots(&self) -> u32 {
+        self.expert_slots.unwrap_or_else(|| self.experts.most_slots())
+    }
+
     /// The fields that must be equal on all ranks, in words.
     pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
-        let homes: Vec<String> =
-            self.experts.homes().iter().map(|home| home.rank.0.to_string()).collect();
         vec![
             ("hidden", self.hidden.to_string()),
             ("top_k", self.top_k.to_string()),
@@ -205,7 +217,8 @@ impl DispatchConfig {
             ("weighting", format!("{:?}", self.weighting)),
             ("backward", self.backward.to_string()),
             ("experts", self.experts.experts().to_string()),
-            ("ranks of experts", homes.join(",")),
+            ("homes of experts", self.experts.fingerprint()),
+            ("expert_slots", format!("{:?}", self.expert_slots)),
             ("lanes", self.lanes.to_string()),
             ("routing", format!("{:?}", self.routing)),
             ("first_epoch", self.first_epoch.to_string()),
@@ -231,6 +244,15 @@ impl DispatchConfigBuilder {
     #[must_use]
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.config.dtype = dtype;
+        self
+    }
+
+    /// Expert slots on every rank (default: those that the map uses). With more, a map that uses more
+    /// can be set later; see
+    /// [`TokenDispatcher::set_expert_map`](crate::TokenDispatcher::set_expert_map).
+    #[must_use]
+    pub fn expert_slots(mut self, slots: u32) -> Self {
+        self.config.expert_slots = Some(slots);
         self
     }
 
@@ -337,6 +359,10 @@ impl DispatchConfigBuilder {
             }
         }
         within("bytes of a received row", config.row_bytes(), 1, MAX_HIDDEN * 4)?;
+        if let Some(slots) = config.expert_slots {
+            let used = config.experts.most_slots() as usize;
+            within("expert_slots", slots as usize, used, MAX_EXPERTS)?;
+        }
         if config.layout == Layout::Flat {
             config.weighting = Weighting::Caller;
         }

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use crate::config::DispatchConfig;
 use crate::error::DispatchError;
+use crate::experts::{ExpertHome, ExpertMap};
 use crate::geometry::Geometry;
 use crate::kernels;
 use crate::lane::{Lane, LaneMemory};
@@ -116,12 +117,11 @@ impl<B: Backend> TokenDispatcher<B> {
     pub fn new(context: &EpContext<B>, config: DispatchConfig) -> Result<Self, DispatchError> {
         let (rank, world) = (context.rank(), context.world());
         context.agree("dispatch configuration", &config.fields())?;
-        let highest = config.experts.homes().iter().map(|home| home.rank).max();
-        if highest.is_some_and(|highest| highest.index() >= world) {
+        if config.experts.ranks() != world {
             return Err(DispatchError::Config {
                 field: "ranks of the expert map",
-                value: highest.map_or(0, |highest| highest.0 + 1).to_string(),
-                limit: format!("at most {world}, the ranks of the group"),
+                value: config.experts.ranks().to_string(),
+                limit: format!("{world}, the ranks of the group"),
             });
         }
         let geometry = Geometry::new(&config, rank, world);
@@ -161,7 +161,7 @@ impl<B: Backend> TokenDispatcher<B> {
         &self.inner.config
     }
 
-    /// Experts of this rank.
+    /// Expert slots of this rank.
     pub fn local_experts(&self) -> usize {
         self.inner.geometry.local_experts as usize
     }
@@ -200,6 +200,44 @@ impl<B: Backend> TokenDispatcher<B> {
     /// The records that steps publish.
     pub fn records(&self) -> crate::record::Records<'_, B> {
         crate::record::Records::new(self)
+    }
+
+    /// Changes where experts live, in the order of `queue`: between steps, at the same step on all
+    /// ranks, which all set the same map. Recorded graphs stay valid, since the map lies in device
+    /// memory; moving the experts' weights is the caller's part.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Config`] for a map of other experts or ranks, or with more slots than
+    /// [`expert_slots`](crate::DispatchConfigBuilder::expert_slots). Nothing has changed then.
+    pub fn set_expert_map(
+        &self,
+        queue: &Queue<'static, B>,
+        map: &ExpertMap,
+    ) -> Result<(), DispatchError> {
+        let config = &self.inner.config;
+        let same = |field, value: usize, limit: usize| match value == limit {
+            true => Ok(()),
+            false => Err(DispatchError::Config {
+                field,
+                value: value.to_string(),
+                limit: format!("{limit}, as when the dispatcher was made"),
+            }),
+        };
+        same("experts of the expert map", map.experts(), config.experts.experts())?;
+        same("ranks of the expert map", map.ranks(), config.experts.ranks())?;
+        for rank in (0..map.ranks()).map(Rank::from_index) {
+            if map.slots_of(rank) > config.slots_of(rank) {
+                return Err(DispatchError::Config {
+                    field: "slots of the expert map",
+                    value: format!("{} on {rank}", map.slots_of(rank)),
+                    limit: format!("at most {}, see expert_slots", config.slots_of(rank)),
+                });
+            }
+        }
+        let homes = home_entries(map, self.rank());
+        // SAFETY: routes read the map, and are ordered with this by the stream.
+        Ok(unsafe { queue.upload(&self.inner.shared.homes.slice(), bytemuck::cast_slice(&homes)) }?)
     }
 
     /// Lets steps run again that were held back behind an over-budget one. Queued on `queue`.
@@ -313,12 +351,7 @@ impl<B: Backend> SharedMemory<B> {
         config: &DispatchConfig,
         queue: &Queue<'static, B>,
     ) -> Result<Self, DispatchError> {
-        let homes: Vec<ExpertHomeEntry> = config
-            .experts
-            .homes()
-            .iter()
-            .map(|home| ExpertHomeEntry { rank: home.rank.0, slot: home.slot })
-            .collect();
+        let homes = home_entries(&config.experts, context.rank());
         let bytes: &[u8] = bytemuck::cast_slice(&homes);
         let memory = Self {
             homes: context.allocate("expert map", bytes.len())?,
@@ -332,6 +365,12 @@ impl<B: Backend> SharedMemory<B> {
         unsafe { queue.upload(&memory.homes.slice(), bytes) }?;
         Ok(memory)
     }
+}
+
+/// Where `sender` sends the tokens of each expert, as kernels read it.
+fn home_entries(map: &ExpertMap, sender: Rank) -> Vec<ExpertHomeEntry> {
+    let entry = |home: ExpertHome| ExpertHomeEntry { rank: home.rank.0, slot: home.slot };
+    map.homes_for(sender).into_iter().map(entry).collect()
 }
 
 impl<B: Backend> Clone for TokenDispatcher<B> {

@@ -1,11 +1,12 @@
 //! Which rank holds which expert.
 
 use ep_context::Rank;
+use smallvec::SmallVec;
 
 use crate::error::DispatchError;
 
-/// Where one expert lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where one copy of an expert lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertHome {
     /// The rank that holds it.
     pub rank: Rank,
@@ -13,11 +14,15 @@ pub struct ExpertHome {
     pub slot: u32,
 }
 
-/// A home for every expert.
+/// One or more homes for every expert.
+///
+/// All ranks use the same map. A token goes to one home of each of its experts: to the sender's own
+/// rank if that has one, else to the one whose turn it is for that sender, so that copies share the
+/// load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertMap {
-    homes: Vec<ExpertHome>,
-    held: Vec<u32>,
+    homes: Vec<SmallVec<[ExpertHome; 1]>>,
+    slots: Vec<u32>,
 }
 
 impl ExpertMap {
@@ -44,30 +49,50 @@ impl ExpertMap {
         Self::new(homes.collect(), ranks)
     }
 
-    /// An explicit home for each expert. The slots of a rank count up from zero without a gap, and
-    /// ascend with the expert's id: the order in which combine adds up.
+    /// One home for each expert. Slots need not follow the order of ids, and a rank may have slots
+    /// that no expert is in.
     ///
     /// # Errors
     ///
-    /// [`DispatchError::Config`] naming the first expert whose home breaks this.
+    /// [`DispatchError::Config`] naming the first expert whose home is on no rank of the group or
+    /// taken already.
     pub fn new(homes: Vec<ExpertHome>, ranks: usize) -> Result<Self, DispatchError> {
-        let mut held = vec![0u32; ranks];
-        for (expert, home) in homes.iter().enumerate() {
-            let next = held.get_mut(home.rank.index()).ok_or_else(|| DispatchError::Config {
+        Self::replicated(homes.into_iter().map(|home| vec![home]).collect(), ranks)
+    }
+
+    /// One or more homes for each expert, for experts that many tokens choose.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ExpertMap::new`], and for an expert that has no home.
+    pub fn replicated(homes: Vec<Vec<ExpertHome>>, ranks: usize) -> Result<Self, DispatchError> {
+        let mut slots = vec![0u32; ranks];
+        let mut taken = std::collections::HashSet::new();
+        for (expert, homes) in homes.iter().enumerate() {
+            let refuse = |value: String, limit: String| DispatchError::Config {
                 field: "home of an expert",
-                value: format!("{} for expert {expert}", home.rank),
-                limit: format!("a rank below {ranks}"),
-            })?;
-            if home.slot != *next {
-                return Err(DispatchError::Config {
-                    field: "slot of an expert",
-                    value: format!("{} for expert {expert} on {}", home.slot, home.rank),
-                    limit: format!("{next}, the next free slot of that rank"),
-                });
+                value: format!("{value} for expert {expert}"),
+                limit,
+            };
+            if homes.is_empty() {
+                return Err(refuse("none".to_owned(), "at least one".to_owned()));
             }
-            *next += 1;
+            for home in homes {
+                let Some(slots) = slots.get_mut(home.rank.index()) else {
+                    return Err(refuse(home.rank.to_string(), format!("a rank below {ranks}")));
+                };
+                if home.slot >= MAX_SLOTS {
+                    let limit = format!("a slot below {MAX_SLOTS}");
+                    return Err(refuse(format!("slot {}", home.slot), limit));
+                }
+                if !taken.insert(*home) {
+                    let value = format!("slot {} of {}", home.slot, home.rank);
+                    return Err(refuse(value, "a slot that no other expert is in".to_owned()));
+                }
+                *slots = (*slots).max(home.slot + 1);
+            }
         }
-        Ok(Self { homes, held })
+        Ok(Self { homes: homes.into_iter().map(SmallVec::from_vec).collect(), slots })
     }
 
     /// How many experts there are.
@@ -75,41 +100,102 @@ impl ExpertMap {
         self.homes.len()
     }
 
-    /// How many experts a rank holds.
-    pub fn held_by(&self, rank: Rank) -> u32 {
-        self.held.get(rank.index()).copied().unwrap_or(0)
+    /// How many ranks the map spreads them over.
+    pub fn ranks(&self) -> usize {
+        self.slots.len()
     }
 
-    /// The most experts that any rank holds.
-    pub fn most_held(&self) -> u32 {
-        self.held.iter().copied().max().unwrap_or(0)
+    /// The slots of a rank: one more than the highest that an expert is in.
+    pub fn slots_of(&self, rank: Rank) -> u32 {
+        self.slots.get(rank.index()).copied().unwrap_or(0)
     }
 
-    /// The home of every expert, indexed by its id.
-    pub fn homes(&self) -> &[ExpertHome] {
+    /// The most slots that any rank has.
+    pub fn most_slots(&self) -> u32 {
+        self.slots.iter().copied().max().unwrap_or(0)
+    }
+
+    /// The homes of every expert, indexed by its id.
+    pub fn homes(&self) -> &[SmallVec<[ExpertHome; 1]>] {
         &self.homes
     }
+
+    /// The experts of a rank, by slot; none where a slot is empty.
+    pub fn experts_of(&self, rank: Rank) -> Vec<Option<u32>> {
+        let mut experts = vec![None; self.slots_of(rank) as usize];
+        for (expert, homes) in (0u32..).zip(&self.homes) {
+            for home in homes.iter().filter(|home| home.rank == rank) {
+                experts[home.slot as usize] = Some(expert);
+            }
+        }
+        experts
+    }
+
+    /// Where `sender` sends the tokens of each expert, indexed by its id.
+    pub fn homes_for(&self, sender: Rank) -> Vec<ExpertHome> {
+        self.homes
+            .iter()
+            .map(|homes| {
+                let own = homes.iter().find(|home| home.rank == sender);
+                *own.unwrap_or(&homes[sender.index() % homes.len()])
+            })
+            .collect()
+    }
+
+    /// The map in few words, to be compared between ranks.
+    pub(crate) fn fingerprint(&self) -> String {
+        let homes: SmallVec<[String; 64]> = self
+            .homes
+            .iter()
+            .map(|homes| {
+                let homes: SmallVec<[String; 2]> =
+                    homes.iter().map(|home| format!("{}.{}", home.rank.0, home.slot)).collect();
+                homes.join("+")
+            })
+            .collect();
+        homes.join(",")
+    }
 }
+
+/// Far above any model's experts on a rank.
+const MAX_SLOTS: u32 = 1 << 16;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn home(rank: u32, slot: u32) -> ExpertHome {
+        ExpertHome { rank: Rank(rank), slot }
+    }
+
     #[test]
     fn contiguous_maps_are_even_and_complete() {
         let map = ExpertMap::contiguous(10, 4).expect("fits");
-        assert_eq!((0..4).map(|r| map.held_by(Rank(r))).collect::<Vec<_>>(), [2, 3, 2, 3]);
-        assert_eq!(map.homes()[4], ExpertHome { rank: Rank(1), slot: 2 });
-        assert_eq!(map.most_held(), 3);
+        assert_eq!((0..4).map(|r| map.slots_of(Rank(r))).collect::<Vec<_>>(), [2, 3, 2, 3]);
+        assert_eq!(map.homes_for(Rank(3))[4], home(1, 2));
+        assert_eq!((map.most_slots(), map.ranks(), map.experts()), (3, 4, 10));
+        assert_eq!(map.experts_of(Rank(1)), [Some(2), Some(3), Some(4)]);
         assert!(ExpertMap::contiguous(3, 4).is_err());
         assert!(ExpertMap::contiguous(3, 0).is_err());
     }
 
     #[test]
-    fn a_gap_in_the_slots_is_refused() {
-        let home = |rank, slot| ExpertHome { rank: Rank(rank), slot };
+    fn a_home_is_on_a_rank_and_taken_once() {
         assert!(ExpertMap::new(vec![home(0, 0), home(1, 0), home(0, 1)], 2).is_ok());
-        assert!(ExpertMap::new(vec![home(0, 1)], 1).is_err());
         assert!(ExpertMap::new(vec![home(2, 0)], 2).is_err());
+        let twice = ExpertMap::new(vec![home(0, 0), home(0, 0)], 1).expect_err("taken");
+        assert!(twice.to_string().contains("expert 1"), "{twice}");
+        assert!(ExpertMap::new(vec![home(0, u32::MAX)], 1).is_err());
+        assert!(ExpertMap::replicated(vec![vec![]], 1).is_err());
+    }
+
+    #[test]
+    fn copies_share_the_senders_and_the_own_one_comes_first() {
+        let map = ExpertMap::replicated(vec![vec![home(0, 1), home(1, 0)], vec![home(2, 0)]], 4);
+        let map = map.expect("distinct homes");
+        let to: Vec<u32> = (0..4).map(|s| map.homes_for(Rank(s))[0].rank.0).collect();
+        assert_eq!(to, [0, 1, 0, 1]);
+        assert_eq!(map.experts_of(Rank(0)), [None, Some(0)]);
+        assert_eq!(map.slots_of(Rank(3)), 0);
     }
 }

@@ -32,9 +32,9 @@ pub struct Geometry {
     pub rank: u32,
     /// Experts of the model.
     pub experts: u32,
-    /// Expert slots of a rank: the most experts that any rank holds.
+    /// The most expert slots that any rank has.
     pub slots: u32,
-    /// Experts that this rank holds.
+    /// Expert slots that this rank has.
     pub local_experts: u32,
     /// Experts of a token.
     pub top_k: u32,
@@ -110,13 +110,13 @@ impl Geometry {
     /// The sizes for `rank` of a configuration over `world` ranks.
     pub(crate) fn new(config: &DispatchConfig, rank: ep_context::Rank, world: usize) -> Self {
         let fanout = config.top_k.min(world);
-        let slots = config.experts.most_held() as usize;
+        let slots = config.most_slots() as usize;
         Self {
             world: world as u32,
             rank: rank.0,
             experts: config.experts.experts() as u32,
             slots: slots as u32,
-            local_experts: config.experts.held_by(rank),
+            local_experts: config.slots_of(rank),
             top_k: config.top_k as u32,
             fanout: fanout as u32,
             max_tokens: config.max_tokens as u32,
@@ -129,7 +129,7 @@ impl Geometry {
             dtype: config.dtype as u32,
             quantize: u32::from(config.payload == Payload::Fp8),
             flat: u32::from(config.layout == Layout::Flat),
-            flat_width: config.flat_width(config.experts.held_by(rank) as usize) as u32,
+            flat_width: config.flat_width(config.slots_of(rank) as usize) as u32,
             weighted: u32::from(config.weighting == Weighting::Combine),
             reserved: 0,
             lane: LaneLayout::new(world, slots, config, fanout),

@@ -9,7 +9,8 @@ use crate::backend::TestBackend;
 use crate::case::{Case, Order, Skew};
 use crate::oracle::StepOracle;
 use crate::outcome::by_step;
-use crate::rig::{Program, Rig};
+use crate::program::Program;
+use crate::rig::Rig;
 
 fn two_lanes(order: Order) -> Case {
     Case { lanes: 2, layers: 2, order, skew: Skew::Rotating, ..Case::new(3) }

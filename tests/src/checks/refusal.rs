@@ -47,10 +47,13 @@ fn judge(case: &Case, rank: u32, holds: &[&str], results: Vec<(Told, Vec<Ran>)>)
     }
 }
 
-/// Counts attempts, and fails the first so many times.
-struct Hooks {
-    failures: u32,
-    seen: Arc<Mutex<Vec<(u32, Record)>>>,
+/// Hooks that remember what they were called with, and fail the first so many times.
+#[derive(Clone, Debug, Default)]
+pub struct Hooks {
+    /// How often they still fail.
+    pub failures: u32,
+    /// Attempt and discarded record of each call.
+    pub seen: Arc<Mutex<Vec<(u32, Record)>>>,
 }
 
 impl RecoveryHooks for Hooks {

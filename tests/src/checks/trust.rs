@@ -9,6 +9,7 @@ use graph_ep::{
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Order, Skew};
+use crate::checks::refusal::Hooks;
 use crate::inputs::{Inputs, encode};
 use crate::kernels::{RouteByOutput, RouteByOutputParams, route};
 use crate::oracle::{LayerOracle, StepOracle};
@@ -151,6 +152,27 @@ pub fn independent_routing_counts_every_dispatch<T: TestBackend>() {
         assert_eq!(discarded.required[2], 12);
     }
     assert_eq!(runs[2][0].capacity_after, 12);
+}
+
+/// Hooks are called before each replay, and before the eager run at the end: with the attempt, and the
+/// record of the run that it replaces.
+pub fn hooks_follow_every_attempt<T: TestBackend>() {
+    let case = model(RoutingDependence::Dependent);
+    for max_replays in [1, 2] {
+        let seen = T::on_ranks(WORLD, |env| {
+            let rig = Rig::<T>::new(env, &case);
+            let hooks = Hooks::default();
+            let settings =
+                RecoverySettings::new().growth(GrowthPolicy::Exact).max_replays(max_replays);
+            let runner = rig.group.runner(settings, body(&rig)).expect("in range");
+            let mut runner = runner.hooks(hooks.clone());
+            rig.write_layer(0, &first_inputs(&case)[rig.rank()]);
+            runner.run().expect("it recovers");
+            let seen = hooks.seen.lock().expect("no panic");
+            seen.iter().map(|(attempt, record)| (*attempt, record.first_over)).collect::<Vec<_>>()
+        });
+        assert_eq!(seen, vec![vec![(1, Some(0)), (2, Some(1))]; WORLD], "{max_replays} replays");
+    }
 }
 
 /// Looking ahead is by what the run that was kept required: the first run of a step that overflowed

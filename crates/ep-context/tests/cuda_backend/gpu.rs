@@ -5,9 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 use ep_context::backend::{Condition, Memory};
-use ep_context::cuda::{
-    CacheFolder, CudaExecutable, CudaMemory, CudaStream, DeviceProperties,
-};
+use ep_context::cuda::{CacheFolder, CudaExecutable, CudaMemory, CudaStream, DeviceProperties};
 use ep_context::{
     Backend, CudaBackend, CudaOptions, Kernel, KernelSource, LaunchShape, Retained, Specialization,
 };
@@ -102,7 +100,7 @@ impl Gpu {
 
     pub(crate) fn add(&self, stream: &CudaStream, words: &Arc<CudaMemory>, addend: u32) {
         let count = u32::try_from(words.bytes() / 4).expect("small");
-        self.add_at(stream, words.address(), count, addend, &[words.clone()]);
+        self.add_at(stream, words.address(), count, addend, &keep(words));
     }
 
     /// Queues taking one from a 64-bit word and setting a condition by it.
@@ -114,12 +112,10 @@ impl Gpu {
     ) {
         let kernel = self.backend.load::<CountDown>(&Specialization::new()).expect("compiles");
         let params = CountDownParams { word: word.address(), condition: condition.0 };
-        let retained: [Retained; 1] = [word.clone()];
+        let retained = keep(word);
         // SAFETY: the launch retains the word; other work on it is ordered by its stream.
-        unsafe {
-            self.backend.launch(stream, &kernel, LaunchShape::ONE_WARP, &params, &retained)
-        }
-        .expect("queued");
+        unsafe { self.backend.launch(stream, &kernel, LaunchShape::ONE_WARP, &params, &retained) }
+            .expect("queued");
     }
 
     /// Records what `record` queues and makes it executable.
@@ -133,6 +129,11 @@ impl Gpu {
     pub(crate) fn replay(&self, graph: &CudaExecutable) {
         self.backend.replay(&self.stream, graph).expect("queued");
     }
+}
+
+/// What keeps an object alive for a launch.
+pub(crate) fn keep<T: Send + Sync + 'static>(object: &Arc<T>) -> [Retained; 1] {
+    [object.clone()]
 }
 
 /// Writes a line to the terminal, past the harness.

@@ -7,11 +7,11 @@ use bytemuck::{Pod, Zeroable};
 use ep_context::backend::Memory;
 use ep_context::cuda::{CacheFolder, DriverCalls};
 use ep_context::{
-    Backend, BackendError, CudaBackend, CudaOptions, Kernel, KernelSource, LaunchShape, Retained,
+    Backend, BackendError, CudaBackend, CudaOptions, Kernel, KernelSource, LaunchShape,
     Specialization,
 };
 
-use crate::gpu::{Add, AddParams, Gpu, say, source_of};
+use crate::gpu::{Add, AddParams, Gpu, keep, say, source_of};
 
 #[test]
 fn work_runs_in_the_order_in_which_it_was_queued() {
@@ -21,7 +21,7 @@ fn work_runs_in_the_order_in_which_it_was_queued() {
         gpu.add(&gpu.stream, &words, round);
         if round == 49 {
             // SAFETY: the launch before is ordered by the stream.
-            unsafe { gpu.backend.fill(&gpu.stream, words.address(), 0, 4000, &[words.clone()]) }
+            unsafe { gpu.backend.fill(&gpu.stream, words.address(), 0, 4000, &keep(&words)) }
                 .expect("queued");
         }
     }
@@ -39,7 +39,7 @@ fn constants_specialise_a_kernel() {
     assert_eq!(kernel.local_bytes(), 0);
     assert!(kernel.resident_blocks(LaunchShape::new(1, 256)).expect("answered") > 0);
     let params = AddParams { words: words.address(), count: 8, addend: 1 };
-    let retained: [Retained; 1] = [words.clone()];
+    let retained = keep(&words);
     // SAFETY: the launch retains the memory, which nothing else uses.
     unsafe { gpu.backend.launch(&gpu.stream, &kernel, LaunchShape::ONE_WARP, &params, &retained) }
         .expect("queued");
@@ -213,7 +213,7 @@ fn queueing_neither_waits_nor_allocates() {
     let graph = gpu.graph(|stream| (0..10).for_each(|_| gpu.add(stream, &words, 1)));
     let kernel = gpu.backend.load::<Add>(&Specialization::new()).expect("compiles");
     let params = AddParams { words: words.address(), count: 1024, addend: 1 };
-    let retained: [Retained; 1] = [words.clone()];
+    let retained = keep(&words);
     let step = || {
         gpu.replay(&graph);
         // SAFETY: the launch retains the memory; the stream orders all work on it.
@@ -230,7 +230,10 @@ fn queueing_neither_waits_nor_allocates() {
     let after = DriverCalls::of_this_thread();
     assert_eq!((after.wait, after.allocate), (before.wait, before.allocate));
     assert_eq!(after.queue - before.queue, 200);
-    say(&format!("    200 operations queued by {} calls", after.query + after.queue - before.query - before.queue));
+    say(&format!(
+        "    200 operations queued by {} calls",
+        after.query + after.queue - before.query - before.queue
+    ));
     assert_eq!(gpu.read(words.address(), 1024), vec![101 * 11; 1024]);
 }
 
@@ -250,7 +253,7 @@ fn a_stream_of_the_callers_takes_work() {
     let kernel = gpu.backend.load::<Add>(&Specialization::new()).expect("loaded");
     // SAFETY: the test holds the memory.
     let refused = unsafe {
-        gpu.backend.launch(&borrowed, &kernel, LaunchShape::ONE_WARP, &params, &[words.clone()])
+        gpu.backend.launch(&borrowed, &kernel, LaunchShape::ONE_WARP, &params, &keep(&words))
     };
     assert!(matches!(refused, Err(BackendError::Recording { .. })), "{refused:?}");
     gpu.backend.end_recording(&gpu.stream).expect("untouched");

@@ -7,7 +7,7 @@ use ep_context::backend::{GrowableMemory, MappedMemory, Memory, SharedMemory};
 use ep_context::cuda::{CacheFolder, DeviceProperties, driver_version};
 use ep_context::{Backend, BackendError, CudaBackend, CudaOptions, MemoryAccount};
 
-use crate::gpu::{Gpu, say};
+use crate::gpu::{Gpu, keep, say};
 
 #[test]
 fn a_device_says_what_it_is() {
@@ -20,7 +20,12 @@ fn a_device_says_what_it_is() {
     let devices = DeviceProperties::all().expect("there");
     assert_eq!(&devices[0], properties);
     for pair in devices.windows(2) {
-        say(&format!("{} reaches {}: {:?}", pair[0].ordinal, pair[1].ordinal, pair[0].reaches(&pair[1])));
+        say(&format!(
+            "{} reaches {}: {:?}",
+            pair[0].ordinal,
+            pair[1].ordinal,
+            pair[0].reaches(&pair[1])
+        ));
     }
     let beyond = u32::try_from(devices.len()).expect("few");
     let missing = CudaBackend::new(CudaOptions::new(beyond));
@@ -100,8 +105,8 @@ fn growable_memory_grows_in_place_under_a_recorded_graph() {
     // The graph writes more than is mapped when it is recorded and instantiated.
     let more = 100 << 20;
     let count = u32::try_from(more / 4).expect("small");
-    let graph = gpu.graph(|stream| gpu.add_at(stream, at, count, 5, &[memory.clone()]));
-    gpu.add_at(&gpu.stream, at, 1024, 2, &[memory.clone()]);
+    let graph = gpu.graph(|stream| gpu.add_at(stream, at, count, 5, &keep(&memory)));
+    gpu.add_at(&gpu.stream, at, 1024, 2, &keep(&memory));
     memory.grow(more).expect("more pages");
     memory.grow(1).expect("nothing to do");
     assert!(memory.mapped() >= more && memory.address() == at);
@@ -203,7 +208,7 @@ fn the_host_and_the_device_share_mapped_memory() {
     assert!((0..1024).all(|index| word(index) == 0));
     // SAFETY: as above.
     unsafe { memory.host_address().cast::<u32>().add(7).write_volatile(40) };
-    gpu.add_at(&gpu.stream, memory.address(), 1024, 2, &[memory.clone()]);
+    gpu.add_at(&gpu.stream, memory.address(), 1024, 2, &keep(&memory));
     gpu.wait();
     assert_eq!((word(6), word(7), word(1023)), (2, 42, 2));
 }

@@ -14,13 +14,14 @@ use crate::params::{
 };
 
 /// From expert ids to a list for each destination: one item a token, its pairs in ascending order of
-/// the expert's slot, every pair numbered among those of this sender for the same expert.
+/// the expert's id, every pair numbered among those of this sender for the same expert.
 #[derive(Debug)]
 pub(crate) struct Route;
 
 /// One choice of a token.
 #[derive(Clone, Copy)]
 struct Choice {
+    expert: u32,
     home: ExpertHomeEntry,
     weight: f32,
     choice: u32,
@@ -105,19 +106,17 @@ unsafe fn choices(p: &RouteParams, homes: &[ExpertHomeEntry], token: usize) -> (
             };
             (id, weight)
         };
-        match usize::try_from(id).ok().and_then(|id| homes.get(id)) {
+        match u32::try_from(id).ok().filter(|expert| (*expert as usize) < homes.len()) {
             None => invalid += u64::from(id != -1),
-            Some(home) => {
-                let same = |c: &Choice| c.home.rank == home.rank && c.home.slot == home.slot;
-                if valid.iter().any(same) {
-                    repeated += 1;
-                } else {
-                    valid.push(Choice { home: *home, weight, choice: choice as u32 });
-                }
+            Some(expert) if valid.iter().any(|c: &Choice| c.expert == expert) => repeated += 1,
+            Some(expert) => {
+                let home = homes[expert as usize];
+                valid.push(Choice { expert, home, weight, choice: choice as u32 });
             }
         }
     }
-    valid.sort_unstable_by_key(|c| (c.home.rank, c.home.slot));
+    // By expert and not by slot: the order of the sum is the model's, wherever its experts lie.
+    valid.sort_unstable_by_key(|c| (c.home.rank, c.expert));
     (valid, invalid, repeated)
 }
 
