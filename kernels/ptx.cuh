@@ -113,4 +113,58 @@ __device__ __forceinline__ u64 global_time_ns() {
     return time;
 }
 
+// 16 bytes, the widest access of a thread.
+struct alignas(16) Quad {
+    u32 word[4];
+};
+
+// Bytes that are read once. A peer's are ordered by the acquire of its signal, in this kernel or in one
+// before; the non-coherent path is not used.
+__device__ __forceinline__ Quad load_once(const Quad *from) {
+    Quad quad;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(quad.word[0]), "=r"(quad.word[1]), "=r"(quad.word[2]), "=r"(quad.word[3])
+                 : "l"(from)
+                 : "memory");
+    return quad;
+}
+
+// Two values, each rounded to the nearest bf16, ties to even: the first in the low half.
+__device__ __forceinline__ u32 to_bf16x2(float low, float high) {
+    u32 halves;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+    return halves;
+}
+
+// The same for fp16, where what is too large becomes infinite.
+__device__ __forceinline__ u32 to_fp16x2(float low, float high) {
+    u32 halves;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+    return halves;
+}
+
+// The value of the fp16 number in the low half.
+__device__ __forceinline__ float from_fp16(u32 halves) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(u16(halves)));
+    return value;
+}
+
+#if __CUDA_ARCH__ >= 890
+// Two values, each rounded to the nearest e4m3 number, ties to even, at most 448 in magnitude; the
+// first in the low byte.
+__device__ __forceinline__ u32 to_e4m3x2(float low, float high) {
+    u16 bytes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bytes) : "f"(high), "f"(low));
+    return bytes;
+}
+#endif
+
+// Bytes of dynamic shared memory that the launch gave this block.
+__device__ __forceinline__ u32 dynamic_shared_bytes() {
+    u32 bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    return bytes;
+}
+
 } // namespace ptx

@@ -55,6 +55,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value = "8", value_parser = number::positive)]
     pub ranks: usize,
 
+    /// Run each rank in a process of its own: starts them, or, where RANK and WORLD_SIZE are set as
+    /// torchrun does, joins as one of them
+    #[arg(long)]
+    pub processes: bool,
+
     /// Where ranks run
     #[arg(long, value_enum, default_value_t)]
     pub backend: BackendChoice,
@@ -146,6 +151,7 @@ mod tests {
             trace: None,
             workload: None,
             ranks: 8,
+            processes: false,
             backend: BackendChoice::Auto,
             mode: Mode::Recover,
             graph: GraphChoice::CapacityShaped,
@@ -169,7 +175,7 @@ mod tests {
     #[test]
     fn every_flag_arrives() {
         let args = parse(
-            "--workload zero-load --ranks 4 --backend cuda --mode rounds --graph device-counts \
+            "--workload zero-load --ranks 4 --processes --backend cuda --mode rounds --graph device-counts \
              --capacity-factor 0.5 --alignment 1 --growth exact --look-ahead 1.1 --shrink-after 5 \
              --hidden 8 --dtype fp32 --steps 3 --memory-limit 2MiB --seed 18446744073709551615 \
              --report r.json --plot p.svg -vv",
@@ -178,6 +184,7 @@ mod tests {
             trace: None,
             workload: Some(Workload::ZeroLoad),
             ranks: 4,
+            processes: true,
             backend: BackendChoice::Cuda,
             mode: Mode::Rounds,
             graph: GraphChoice::DeviceCounts,

@@ -1,18 +1,24 @@
 //! The main job, from arguments to a verdict.
 //!
-//! Every rank is a thread ([`rank`]) that records and runs the steps, and checks what came out
-//! ([`verify`]); it tells the main thread of each step, which shows it and adds it up ([`collect`]).
+//! Every rank records and runs the steps ([`rank`]) and checks what came out ([`verify`]). Ranks are
+//! threads that tell the main thread of each step ([`group`]), or processes that tell rank 0
+//! ([`processes`]), which shows it and adds it up ([`collect`]).
 
 mod collect;
 mod group;
 mod interrupt;
+mod processes;
 mod rank;
+mod step;
 mod tensors;
 mod verify;
 
 use std::error::Error;
 
 use graph_ep::HostBackend;
+use graph_ep::ep_context::host::HostOptions;
+
+pub use processes::ProcessError;
 
 use crate::args::{ArgsError, BackendChoice, Mode, RunArgs};
 use crate::demand;
@@ -73,6 +79,17 @@ pub enum RunError {
     /// Ctrl-C could not be taken over.
     #[error("cannot listen for Ctrl-C")]
     Interrupt(#[source] ctrlc::Error),
+    /// Ranks could not run as processes.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// This process's rank failed.
+    #[error("rank {rank} stopped: {failure}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        failure: String,
+    },
     /// A thread could not be started.
     #[error("cannot start the thread of rank {rank}")]
     Thread {
@@ -100,9 +117,12 @@ impl RunError {
             | Self::TooLarge { .. }
             | Self::TooSmall { .. }
             | Self::Setup(_) => Verdict::BadInput,
-            Self::Interrupt(_) | Self::Thread { .. } | Self::Output(_) | Self::Plot(_) => {
-                Verdict::Failed
-            }
+            Self::Process(error) => error.verdict(),
+            Self::Interrupt(_)
+            | Self::Rank { .. }
+            | Self::Thread { .. }
+            | Self::Output(_)
+            | Self::Plot(_) => Verdict::Failed,
         }
     }
 }
@@ -126,23 +146,32 @@ struct Plan {
 /// [`RunError`], if the run could not begin or not come to a verdict.
 pub fn run(args: &RunArgs) -> Result<Verdict, RunError> {
     args.check_outputs()?;
-    let plan = Plan::new(args)?;
-    match args.backend {
-        BackendChoice::Auto | BackendChoice::Host => {
-            if args.backend == BackendChoice::Auto {
-                tracing::info!("no GPU backend in this version: running on the host");
-            }
-            let report = group::run(&plan, |rank| {
-                HostBackend::new(graph_ep::ep_context::host::HostOptions::new(format!(
-                    "rank-{rank}"
-                )))
-            })?;
-            conclude(args, &report)
-        }
-        BackendChoice::Cuda => Err(RunError::NotBuilt {
+    if args.backend == BackendChoice::Cuda {
+        return Err(RunError::NotBuilt {
             what: "--backend cuda",
             instead: "--backend host runs the same protocol without a GPU",
-        }),
+        });
+    }
+    if args.backend == BackendChoice::Auto {
+        tracing::info!("no GPU backend in this version: running on the host");
+    }
+    let host = |rank: usize| HostBackend::new(HostOptions::new(format!("rank-{rank}")));
+    if !args.processes {
+        let plan = Plan::new(args)?;
+        return conclude(args, &group::run(&plan, host)?);
+    }
+    if !processes::is_rank() {
+        // What a rank would refuse is refused once, here.
+        let plan = Plan::new(args)?;
+        group::memory_reports(&plan)?;
+        return Ok(processes::spawn(args.ranks)?);
+    }
+    // The launcher says how many ranks there are.
+    let args = &RunArgs { ranks: processes::world()?, ..args.clone() };
+    let plan = Plan::new(args)?;
+    match processes::run_rank(&plan, host(0))? {
+        Some(report) => conclude(args, &report),
+        None => Ok(Verdict::Verified),
     }
 }
 

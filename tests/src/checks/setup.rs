@@ -25,7 +25,12 @@ pub fn settings_that_differ_are_named<T: TestBackend>() {
         ("max_tokens", tokens(7), "5", "7"),
         ("alignment", Case { alignment: 8, ..case.clone() }, "4", "8"),
         ("dtype", Case { dtype: DType::Fp16, ..case.clone() }, "bf16", "fp16"),
-        ("experts", placed([0, 1, 0, 1, 2, 2]), "0,0,1,1,2,2", "0,1,0,1,2,2"),
+        (
+            "experts",
+            placed([0, 1, 0, 1, 2, 2]),
+            "0.0,0.1,1.0,1.1,2.0,2.1",
+            "0.0,1.0,0.1,1.1,2.0,2.1",
+        ),
         ("lanes", Case { lanes: 2, ..case.clone() }, "1", "2"),
         (
             "routing",

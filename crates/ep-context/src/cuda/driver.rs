@@ -319,3 +319,54 @@ pub(super) fn attribute(
     // SAFETY: the place is valid, and the device one that the driver has named.
     ask(|value| unsafe { driver.cuDeviceGetAttribute(value, which, device) }).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_written_as_people_write_them() {
+        assert_eq!((spelled(12040), spelled(13000)), ("12.4".to_owned(), "13.0".to_owned()));
+    }
+
+    #[test]
+    fn without_a_driver_there_is_an_error_and_no_panic() {
+        match Driver::find() {
+            Ok(driver) => assert!(driver.version >= MINIMUM_VERSION),
+            Err(BackendError::Unavailable { what, reason }) => {
+                assert!(what.contains("CUDA driver"), "{what}: {reason}");
+            }
+            Err(other) => panic!("expected what was looked for, not {other}"),
+        }
+    }
+
+    #[test]
+    fn an_error_says_everything_by_itself() {
+        let error = DriverError {
+            call: "cuMemAlloc_v2",
+            code: OUT_OF_MEMORY,
+            name: "CUDA_ERROR_OUT_OF_MEMORY",
+            description: "out of memory",
+        };
+        assert!(!error.is_fatal());
+        assert_eq!(
+            BackendError::from(error).to_string(),
+            "cuMemAlloc_v2 failed with CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"
+        );
+        let allocating = error.allocating("a buffer", 7);
+        assert!(matches!(allocating, BackendError::OutOfMemory { requested: 7, .. }));
+        let code = sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as u32;
+        assert!(DriverError { code, ..error }.is_fatal());
+    }
+
+    #[test]
+    fn calls_are_counted_by_what_they_may_do_on_their_own_thread() {
+        let before = DriverCalls::of_this_thread();
+        count(Class::Queue);
+        count(Class::Wait);
+        std::thread::spawn(|| count(Class::Allocate)).join().expect("no panic");
+        let after = DriverCalls::of_this_thread();
+        assert_eq!((after.queue, after.wait), (before.queue + 1, before.wait + 1));
+        assert_eq!(after.allocate, before.allocate);
+    }
+}

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use super::device::Device;
 use super::driver::{Driver, DriverError, ExecHandle, GraphHandle, Handle};
 use super::lock;
-use super::stream::Remains;
+use super::remains::Remains;
 
 /// Something of the driver's that nobody uses any more.
 #[derive(Debug)]

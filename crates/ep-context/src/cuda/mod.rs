@@ -16,8 +16,8 @@
 //! No destructor here calls the driver: it might run while its thread records, or while a rank spins
 //! on the device, and freeing memory waits for the device. Memory, streams, events and graphs that are
 //! dropped are given back at the next call of the same device that may wait anyway: every allocation
-//! and reservation, [`Backend::import`], [`Backend::stream`], [`Backend::load`],
-//! [`Backend::instantiate`], and [`CudaBackend::collect`]. None of these gives anything back on a
+//! and reservation, [`Backend::import`], [`Backend::stream`], [`Backend::instantiate`],
+//! [`Backend::load`] of a kernel that was not loaded before, and [`CudaBackend::collect`]. None of these gives anything back on a
 //! thread that records. Loaded kernels and the context stay for the life of the process.
 //!
 //! Work that is queued holds what it retains until it has run. Nobody is told when that is, so it may
@@ -71,6 +71,7 @@ mod module;
 mod nvrtc;
 mod options;
 mod recorder;
+mod remains;
 mod shared;
 mod staging;
 mod stream;
@@ -83,6 +84,7 @@ pub use graph::{CudaExecutable, CudaRecording};
 pub use growable::CudaGrowable;
 pub use launch::CudaKernel;
 pub use memory::{CudaMapped, CudaMemory};
+pub use nvrtc::nvrtc_version;
 pub use options::CudaOptions;
 pub use shared::{CudaPeer, CudaShared};
 pub use stream::CudaStream;
@@ -91,16 +93,6 @@ use device::Device;
 use driver::Handle;
 use module::KernelCache;
 use staging::Staging;
-
-/// Where NVRTC was found and its version, major and minor.
-///
-/// # Errors
-///
-/// [`BackendError::Unavailable`] if it was not found, saying where it was looked for.
-pub fn nvrtc_version() -> Result<(String, (i32, i32)), BackendError> {
-    let nvrtc = nvrtc::Nvrtc::find()?;
-    Ok((nvrtc.place().to_owned(), nvrtc.version()))
-}
 
 /// A GPU as one rank uses it. A clone is the same rank's.
 #[derive(Clone)]
@@ -256,7 +248,6 @@ impl Backend for CudaBackend {
 
     /// Compiles, unless the process or the cache has the kernel, and puts its code on the device now.
     fn load<K: Kernel>(&self, constants: &Specialization) -> Result<CudaKernel<K>, BackendError> {
-        self.collect()?;
         let loaded = KernelCache::get::<K>(self.device(), &self.inner.options.cache, constants)?;
         Ok(CudaKernel::new(loaded))
     }

@@ -47,6 +47,8 @@ impl KernelCache {
         if let Some(kernel) = loaded.get(&key) {
             return Ok(kernel.clone());
         }
+        // A kernel that is there already is had without a call that may wait.
+        device.collect()?;
         let source = K::SOURCE.ok_or_else(|| BackendError::Unavailable {
             what: format!("kernel {} on a GPU", K::NAME),
             reason: "it exists on the host backend alone".to_owned(),

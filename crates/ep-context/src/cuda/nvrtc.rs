@@ -119,7 +119,11 @@ impl Nvrtc {
                     found = Some((library, candidate));
                     break;
                 }
-                Err(error) if candidate.is_file() => tried.push(error.to_string()),
+                Err(error) if candidate.is_file() => {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    let cause = cause.unwrap_or_else(|| error.to_string());
+                    tried.push(format!("{} ({cause})", candidate.display()));
+                }
                 Err(_) => tried.push(candidate.display().to_string()),
             }
         }
@@ -165,6 +169,16 @@ impl Nvrtc {
         };
         Err(format!("{call} failed with {text} ({code})"))
     }
+}
+
+/// Where NVRTC was found and its version, major and minor.
+///
+/// # Errors
+///
+/// [`BackendError::Unavailable`] if it was not found, saying where it was looked for.
+pub fn nvrtc_version() -> Result<(String, (i32, i32)), BackendError> {
+    let nvrtc = Nvrtc::find()?;
+    Ok((nvrtc.place().to_owned(), nvrtc.version()))
 }
 
 impl fmt::Debug for Nvrtc {
@@ -221,8 +235,8 @@ fn python_packages(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let path = variable("PATH").map(PathBuf::into_os_string).unwrap_or_default();
     prefixes.extend(
         env::split_paths(&path)
-            .filter(|folder| folder.join("python3").exists())
-            .filter_map(|folder| folder.parent().map(Path::to_owned)),
+            .flat_map(|folder| links(folder.join("python3")))
+            .filter_map(|python| Some(python.parent()?.parent()?.to_owned())),
     );
     prefixes.extend(variable("HOME").map(|home| home.join(".local")));
     prefixes.extend(["/usr/local", "/usr"].map(PathBuf::from));
@@ -240,6 +254,21 @@ fn python_packages(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     packages.retain(|folder| folder.join("nvidia").is_dir());
     packages.dedup();
     packages
+}
+
+/// A file and what it is a link to, link by link: the interpreter of an environment is often reached
+/// by a link from elsewhere, and is one itself.
+fn links(path: PathBuf) -> Vec<PathBuf> {
+    // As far as the system itself follows links.
+    const MOST: usize = 40;
+    let mut chain = Vec::new();
+    let mut next = path.exists().then_some(path);
+    while let Some(path) = next.filter(|_| chain.len() < MOST) {
+        let target = fs::read_link(&path).ok();
+        next = target.and_then(|target| Some(path.parent()?.join(target)));
+        chain.push(path);
+    }
+    chain
 }
 
 /// A program of the compiler's.
@@ -326,5 +355,48 @@ impl Drop for Program<'_> {
         // This is memory of the compiler's; no driver is concerned.
         // SAFETY: the program is this value's and is destroyed once.
         let _ = unsafe { self.nvrtc.nvrtcDestroyProgram(&raw mut self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn packages_are_found_through_the_interpreter_that_is_found_first() {
+        let root = tempfile::tempdir().expect("a folder");
+        let root = root.path();
+        let packages = root.join("env/lib/python3.12/site-packages");
+        fs::create_dir_all(packages.join("nvidia/cu13/lib")).expect("made");
+        fs::create_dir_all(root.join("env/lib/python3.11/site-packages")).expect("made");
+        for folder in ["env/bin", "bin", "system/bin"] {
+            fs::create_dir_all(root.join(folder)).expect("made");
+        }
+        fs::write(root.join("system/bin/python3.12"), "").expect("written");
+        symlink("../../system/bin/python3.12", root.join("env/bin/python3")).expect("linked");
+        symlink(root.join("env/bin/python3"), root.join("bin/python3")).expect("linked");
+        let found = |path: PathBuf| {
+            python_packages(|name| (name == "PATH").then(|| path.clone()))
+                .into_iter()
+                .filter(|folder| folder.starts_with(root))
+                .map(|folder| folder.canonicalize().expect("it is there"))
+                .collect::<Vec<_>>()
+        };
+        let packages = packages.canonicalize().expect("it is there");
+        assert_eq!(found(root.join("env/bin")), std::slice::from_ref(&packages));
+        assert_eq!(found(root.join("bin")), [packages], "through a link");
+        assert!(found(root.join("system/bin")).is_empty());
+    }
+
+    #[test]
+    fn a_search_that_fails_says_where_it_looked() {
+        let nowhere = PathBuf::from("/nonexistent/libnvrtc.so.13");
+        let reason = Nvrtc::load(&[nowhere]).expect_err("nothing is there");
+        assert!(reason.contains("/nonexistent/libnvrtc.so.13") && reason.contains(VARIABLE));
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let reason = Nvrtc::load(&[file.path().to_owned()]).expect_err("no library");
+        assert!(reason.contains(&file.path().display().to_string()), "{reason}");
     }
 }

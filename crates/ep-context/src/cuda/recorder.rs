@@ -14,7 +14,8 @@ use super::device::{Device, recording_begins, recording_ends};
 use super::driver::{Driver, DriverError, GraphHandle, Handle, StreamHandle, ask_handle};
 use super::graph::{CudaRecording, Graph};
 use super::graveyard::Grave;
-use super::stream::{BodyStream, Remains};
+use super::remains::Remains;
+use super::stream::BodyStream;
 use crate::backend::{BackendError, Condition, Retained};
 
 /// How deep loops may nest. Each open body is recorded on a stream of its own, and these are made

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys;
 
 use super::device::Device;
-use super::driver::{Driver, DriverError, NOT_READY, StreamHandle};
+use super::driver::{Driver, DriverError, StreamHandle};
 use super::graph::CudaRecording;
 use super::graveyard::Grave;
 use super::in_flight::InFlight;
 use super::lock;
 use super::recorder::{ENDED_BODY, Recorder, ScopeId, refused};
+use super::remains::Remains;
 use crate::backend::{BackendError, Condition, Retained};
 
 /// An ordered queue of work on a device, or the body of a loop being recorded on one. A clone is the
@@ -45,9 +46,9 @@ pub(super) struct StreamInner {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    recorder: Option<Recorder>,
-    in_flight: InFlight,
+pub(super) struct State {
+    pub(super) recorder: Option<Recorder>,
+    pub(super) in_flight: InFlight,
 }
 
 impl CudaStream {
@@ -73,7 +74,9 @@ impl CudaStream {
     /// The driver's handle of the stream: for the body of a loop, of the stream that records it.
     ///
     /// Work of the caller's own may be queued on it, in the order of the calls. While the stream
-    /// records, that work becomes part of the graph, and what it uses must outlive the graph.
+    /// records, that work becomes part of the graph, and what it uses must outlive the graph. A
+    /// capture by other means belongs on a stream of the caller's, see
+    /// [`super::CudaBackend::borrow_stream`].
     pub fn raw(&self) -> sys::CUstream {
         self.body.map_or(self.inner.handle, |body| body.handle).0
     }
@@ -340,57 +343,13 @@ impl Drop for StreamInner {
         if borrowed && state.recorder.is_none() && state.in_flight.is_empty() {
             return;
         }
-        let remains = Remains { handle, borrowed, state };
+        let remains = Remains::new(handle, borrowed, state);
         self.device.graveyard.bury(Grave::Stream(Box::new(remains)));
     }
 }
 
 fn another_thread(operation: &'static str) -> BackendError {
     refused(operation, "another thread began the recording")
-}
-
-/// What is left of a stream that was dropped.
-#[derive(Debug)]
-pub(super) struct Remains {
-    handle: StreamHandle,
-    borrowed: bool,
-    state: State,
-}
-
-impl Remains {
-    /// A stream without work, to be destroyed.
-    pub(super) fn of_idle(handle: StreamHandle) -> Self {
-        Self { handle, borrowed: false, state: State::default() }
-    }
-
-    /// Ends the recording that the stream was dropped with, if it is one of this thread.
-    pub(super) fn end_recording(&mut self, driver: &Driver) {
-        if let Some(recorder) = self.state.recorder.take_if(|open| open.is_of_this_thread()) {
-            recorder.abandon(driver);
-        }
-    }
-
-    /// Destroys the stream and releases what its work used, or returns itself if that still runs. The
-    /// context is current and the thread does not record.
-    pub(super) fn settle(mut self, device: &Device, driver: &Driver) -> Option<Self> {
-        if self.state.recorder.is_some() {
-            // Only its thread can end it.
-            return Some(self);
-        }
-        if self.borrowed {
-            drop(self.state.in_flight.reap(device, driver));
-            return (!self.state.in_flight.is_empty()).then_some(self);
-        }
-        // SAFETY: the stream is destroyed below, not before, and does not record.
-        match unsafe { driver.cuStreamQuery(self.handle.0) } {
-            Err(error) if error.code == NOT_READY || !error.is_fatal() => return Some(self),
-            _ => {}
-        }
-        drop(self.state.in_flight.take_all(device));
-        // SAFETY: no handle of the stream is left.
-        let _ = unsafe { driver.cuStreamDestroy_v2(self.handle.0) };
-        None
-    }
 }
 
 impl fmt::Debug for CudaStream {

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use graph_ep::{MemoryReport, Outcome as StepOutcome};
+use graph_ep::MemoryReport;
 
 use super::Plan;
-use super::rank::StepDone;
+use super::step::{StepDone, Times as StepTimes};
 use crate::args::Mode;
 use crate::progress::Progress;
 use crate::report::{Memory, Outcome, Overflow, Report, SCHEMA_VERSION, Timing, Timings};
@@ -116,12 +116,10 @@ impl<'p> Collector<'p> {
     fn add(&mut self, step: usize, ranks: &[StepDone]) {
         let report = &mut self.report;
         // The first run is what the routing met with; all ranks hold the same requirements of it.
-        let first = ranks[0].report.discarded.as_ref().unwrap_or(&ranks[0].report.record);
-        let required: Vec<usize> = first.required.iter().map(|rows| *rows as usize).collect();
-        let before: Vec<usize> =
-            ranks.iter().map(|done| done.report.capacity_before as usize).collect();
-        let after: Vec<usize> =
-            ranks.iter().map(|done| done.report.capacity_after as usize).collect();
+        let rows = |rows: u32| rows as usize;
+        let required: Vec<usize> = ranks[0].required.iter().copied().map(rows).collect();
+        let before: Vec<usize> = ranks.iter().map(|done| rows(done.capacity_before)).collect();
+        let after: Vec<usize> = ranks.iter().map(|done| rows(done.capacity_after)).collect();
         if required != self.plan.demand[step] && self.contradiction.is_none() {
             self.contradiction = Some(format!(
                 "step {step}: ranks counted {required:?} required rows, but routing requires {:?}",
@@ -131,45 +129,29 @@ impl<'p> Collector<'p> {
         let mut replayed = 0;
         let short = required.iter().zip(&before).any(|(required, had)| required > had);
         let overflowed = short && self.plan.args.mode != Mode::Eager;
-        let (mut first_run, mut total) = (Duration::ZERO, Duration::ZERO);
-        let (mut recording, mut growing) = (Duration::ZERO, Duration::ZERO);
+        let mut times = StepTimes::default();
         for done in ranks {
-            let (rank, of_rank) = (done.rank, &done.report);
+            let rank = done.rank;
             report.peak_required_rows[rank] = report.peak_required_rows[rank].max(required[rank]);
-            report.graph_recordings[rank] += u64::from(of_rank.recordings);
-            // In eager mode there is no budget that could be too small: buffers follow what is required.
-            if of_rank.outcome != StepOutcome::Eager {
-                report.growths += u64::from(of_rank.growths);
-            }
-            if of_rank.outcome == StepOutcome::Failed {
-                report.recovered_rows += of_rank.record.dropped;
-            } else {
-                report.dropped_rows += of_rank.record.dropped;
-            }
-            report.recovered_rows += of_rank.recovered_rows;
-            report.rounds_per_step = report.rounds_per_step.max(of_rank.record.windows.into());
+            report.graph_recordings[rank] += u64::from(done.recordings);
+            report.growths += u64::from(done.growths);
+            report.dropped_rows += done.dropped;
+            report.recovered_rows += done.recovered;
+            report.rounds_per_step = report.rounds_per_step.max(done.windows.into());
             report.verified_values += done.tally.verified;
             report.mismatched_values += done.tally.mismatched;
-            match of_rank.outcome {
-                StepOutcome::Clean | StepOutcome::Eager => {
-                    report.host_syncs_in_clean_steps += of_rank.blocking_calls;
-                }
-                StepOutcome::Recovered { replays, .. } => replayed = replayed.max(replays),
-                _ => {}
-            }
-            first_run = first_run.max(of_rank.times.first_run);
-            total = total.max(of_rank.times.total);
-            recording = recording.max(of_rank.times.recording);
-            growing = growing.max(of_rank.times.growing);
+            report.host_syncs_in_clean_steps += done.clean_syncs;
+            replayed = replayed.max(done.replays);
+            times = times.longest(done.times);
         }
-        if recording > Duration::ZERO {
-            self.times.recording.push(recording);
+        if times.recording > Duration::ZERO {
+            self.times.recording.push(times.recording);
         }
-        if growing > Duration::ZERO {
-            self.times.growing.push(growing);
+        if times.growing > Duration::ZERO {
+            self.times.growing.push(times.growing);
         }
         if overflowed {
-            self.times.recovered.push(total);
+            self.times.recovered.push(times.total);
             report.overflowed_steps.push(step);
             report.replays += u64::from(replayed);
             let overflow = Overflow {
@@ -182,7 +164,7 @@ impl<'p> Collector<'p> {
             self.progress.overflow(&overflow);
             report.overflows.push(overflow);
         } else {
-            self.times.clean.push(first_run);
+            self.times.clean.push(times.first_run);
         }
         report.required_rows.push(required);
         report.capacity_rows.push(before);

@@ -9,24 +9,26 @@ use graph_ep::{
 };
 
 use super::collect::Collector;
-use super::rank::{self, Interrupted, Overflowed, RankError, StepDone};
+use super::processes::ProcessError;
+use super::rank::{self, Interrupted, Overflowed, RankError};
+use super::step::StepDone;
 use super::{Plan, RunError, interrupt, line};
 use crate::args::Mode;
 use crate::progress::Progress;
 use crate::report::Report;
 
 /// How one rank ended.
-struct RankEnd {
+pub(super) struct RankEnd {
     rank: usize,
-    /// Bytes that it held at the end.
-    bytes: u64,
+    /// The most bytes that it held.
+    pub(super) bytes: u64,
     result: Result<(), RankFailure>,
 }
 
 /// Why one rank ended early.
 enum RankFailure {
     /// The group could not be made.
-    Setup(graph_ep::Error),
+    Setup(RunError),
     /// Something failed on the way.
     Step(RankError),
 }
@@ -56,7 +58,15 @@ pub(super) fn run<B: Backend>(
             thread::Builder::new()
                 .name(format!("rank-{rank}"))
                 .spawn_scoped(scope, move || {
-                    let end = run_rank(plan, rank, backend(rank), (main, beside), &sender);
+                    let end = match build(plan, backend(rank), main, || Ok(beside)) {
+                        Ok(groups) => run_rank(plan, rank, &groups, |done| {
+                            let _ = sender.send(Message::Step(Box::new(done)));
+                            Ok(())
+                        }),
+                        Err(error) => {
+                            RankEnd { rank, bytes: 0, result: Err(RankFailure::Setup(error)) }
+                        }
+                    };
                     // Nobody listens any more only if the main thread is unwinding.
                     let _ = sender.send(Message::End(end));
                 })
@@ -78,7 +88,7 @@ pub(super) fn run<B: Backend>(
 }
 
 /// What each rank will hold. Refuses, before any rank exists, what a rank would refuse.
-fn memory_reports(plan: &Plan) -> Result<Vec<MemoryReport>, RunError> {
+pub(super) fn memory_reports(plan: &Plan) -> Result<Vec<MemoryReport>, RunError> {
     let reports = (0..plan.args.ranks)
         .map(|rank| plan.group().memory_report(Rank::from_index(rank), plan.args.ranks))
         .collect::<Result<Vec<_>, _>>()
@@ -96,42 +106,49 @@ fn memory_reports(plan: &Plan) -> Result<Vec<MemoryReport>, RunError> {
     Ok(reports)
 }
 
-fn run_rank<B: Backend>(
+/// The groups that a rank is part of.
+pub(super) struct Groups<B: Backend> {
+    pub(super) main: ExpertParallel<B>,
+    /// Runs eagerly beside, to be compared with. None where rows are dropped on purpose, which are
+    /// held against the reference instead.
+    eager: Option<ExpertParallel<B>>,
+}
+
+/// Builds the groups of one rank: the second meets only after the first is whole.
+pub(super) fn build<B: Backend, R: Rendezvous + 'static>(
+    plan: &Plan,
+    backend: B,
+    main: R,
+    beside: impl FnOnce() -> Result<R, RunError>,
+) -> Result<Groups<B>, RunError> {
+    let limited = plan.group().memory_limit(plan.args.memory_limit);
+    let main = limited.build(backend.clone(), main).map_err(RunError::Setup)?;
+    let eager = match plan.args.mode {
+        Mode::Drop => None,
+        _ => Some(plan.group().build(backend, beside()?).map_err(RunError::Setup)?),
+    };
+    Ok(Groups { main, eager })
+}
+
+/// Runs every step of one rank, and tells the others if that ends early.
+pub(super) fn run_rank<B: Backend>(
     plan: &Plan,
     rank: usize,
-    backend: B,
-    (main, beside): (impl Rendezvous + 'static, impl Rendezvous + 'static),
-    sender: &mpsc::Sender<Message>,
+    groups: &Groups<B>,
+    done: impl FnMut(StepDone) -> Result<(), ProcessError>,
 ) -> RankEnd {
-    let built =
-        plan.group().memory_limit(plan.args.memory_limit).build(backend.clone(), main).and_then(
-            |group| {
-                // Dropped rows are held against the reference instead: eager mode drops none.
-                let eager = match plan.args.mode {
-                    Mode::Drop => None,
-                    _ => Some(plan.group().build(backend, beside)?),
-                };
-                Ok((group, eager))
-            },
-        );
-    let (group, eager) = match built {
-        Ok(groups) => groups,
-        Err(error) => return RankEnd { rank, bytes: 0, result: Err(RankFailure::Setup(error)) },
-    };
-    let result = rank::run(plan, &group, eager.as_ref(), |done| {
-        let _ = sender.send(Message::Step(Box::new(done)));
-    });
+    let result = rank::run(plan, &groups.main, groups.eager.as_ref(), done);
     if let Err(error) = &result {
         tracing::debug!(rank, error = %line(error.as_ref()), "the rank stops");
         if !is_collective(error) {
-            for group in [Some(&group), eager.as_ref()].into_iter().flatten() {
+            for group in [Some(&groups.main), groups.eager.as_ref()].into_iter().flatten() {
                 give_up(group, error);
             }
         }
     }
     RankEnd {
         rank,
-        bytes: group.context().account().peak(),
+        bytes: groups.main.context().account().peak(),
         result: result.map_err(RankFailure::Step),
     }
 }
@@ -153,13 +170,13 @@ fn give_up<B: Backend>(group: &ExpertParallel<B>, error: &RankError) {
 }
 
 /// Why the run ended early: what the rank says that was not told by another.
-fn first_failure(mut ends: Vec<RankEnd>) -> Result<Option<String>, RunError> {
+pub(super) fn first_failure(mut ends: Vec<RankEnd>) -> Result<Option<String>, RunError> {
     ends.sort_by_key(|end| end.rank);
     let mut told = None;
     for end in ends {
         match end.result {
             Ok(()) => {}
-            Err(RankFailure::Setup(error)) => return Err(RunError::Setup(error)),
+            Err(RankFailure::Setup(error)) => return Err(error),
             Err(RankFailure::Step(error)) => {
                 if error.downcast_ref::<Interrupted>().is_some() {
                     return Ok(Some("interrupted; every rank has ended".to_owned()));

@@ -6,23 +6,16 @@ use std::num::NonZeroU32;
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
     Adjustments, Backend, Buffer, DeviceSlice, ExpertParallel, GrowthPolicy, MoeLayer,
-    OverflowError, OverflowPolicy, Phase, RecoverySettings, RowShaping, Step, StepReport,
-    StepRunner, TokenCount, TopKIds,
+    OverflowError, OverflowPolicy, Phase, RecoverySettings, RowShaping, Step, StepRunner,
+    TokenCount, TopKIds,
 };
 
+use super::processes::ProcessError;
+use super::step::StepDone;
 use super::tensors::LayerInput;
 use super::verify::{Bitwise, Tally, Verifier};
 use super::{Plan, interrupt};
 use crate::args::{GraphChoice, GrowthChoice, Mode, RunArgs};
-
-/// What a rank reports of one step.
-#[derive(Debug)]
-pub(super) struct StepDone {
-    pub(super) rank: usize,
-    pub(super) step: usize,
-    pub(super) report: StepReport,
-    pub(super) tally: Tally,
-}
 
 /// Why a rank stopped before the last step.
 pub(super) type RankError = Box<dyn Error + Send + Sync + 'static>;
@@ -39,12 +32,12 @@ pub(super) struct Overflowed {
 #[error("interrupted")]
 pub(super) struct Interrupted;
 
-/// Runs every step on one rank. `done` is told of each.
+/// Runs every step on one rank. `done` is told of each, and may end the run.
 pub(super) fn run<B: Backend>(
     plan: &Plan,
     group: &ExpertParallel<B>,
     eager: Option<&ExpertParallel<B>>,
-    mut done: impl FnMut(StepDone),
+    mut done: impl FnMut(StepDone) -> Result<(), ProcessError>,
 ) -> Result<(), RankError> {
     let rank = group.context().rank().index();
     let mut main = Runner::new(plan, group)?;
@@ -66,7 +59,7 @@ pub(super) fn run<B: Backend>(
         let report = match ran {
             Ok(report) => report,
             Err(OverflowError::Overflow { report }) => {
-                done(StepDone { rank, step, report: *report, tally: Tally::default() });
+                done(StepDone::new(rank, step, &report, Tally::default()))?;
                 return Err(Overflowed { step }.into());
             }
             Err(error) => return Err(error.into()),
@@ -88,7 +81,7 @@ pub(super) fn run<B: Backend>(
             };
             tally.add(verifier.check(step, layer, input, &output, bitwise)?);
         }
-        done(StepDone { rank, step, report, tally });
+        done(StepDone::new(rank, step, &report, tally))?;
     }
     Ok(())
 }

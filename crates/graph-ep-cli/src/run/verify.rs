@@ -10,12 +10,14 @@ use graph_ep::token_dispatch::reference::{
     Exchange, ExpertMap, Payload, Processed, ReferenceError, Source, exact, naive_f64, window,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::Plan;
 use super::tensors::{LayerInput, dtype};
 use crate::args::Dtype;
 
 /// Values compared, and those that differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tally {
     pub(super) verified: u64,
     pub(super) mismatched: u64,

@@ -71,6 +71,11 @@ impl TcpConfig {
         Self { token, ..self }
     }
 
+    /// The name of the group; empty if it has none.
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
     /// The rank that joins.
     pub fn rank(&self) -> Rank {
         self.rank

@@ -1,0 +1,238 @@
+//! The ranks of a run as processes: started here, or by a launcher that sets the variables.
+
+use std::ffi::OsString;
+use std::io;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use graph_ep::ep_context::rendezvous::{Environment, EnvironmentError, TcpError, TcpRendezvous};
+use graph_ep::{Backend, Deadlines, ExpertParallel, Phase};
+use serde::{Deserialize, Serialize};
+
+use super::collect::Collector;
+use super::group;
+use super::step::StepDone;
+use super::{Plan, RunError, interrupt};
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::verdict::Verdict;
+
+/// Set in processes that were started here, to the process that started them.
+const PARENT: &str = "GRAPH_EP_PARENT";
+
+/// How long after the first failure of a rank the others may still take to notice and report it:
+/// longer than any deadline of a phase.
+const GRACE: Duration = Duration::from_secs(90);
+
+/// Why ranks could not run as processes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcessError {
+    /// A variable that a launcher sets is missing or wrong.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// The ranks did not meet.
+    #[error("the ranks did not meet")]
+    Meet(#[from] TcpError),
+    /// A process could not be started or waited for.
+    #[error("cannot {what} the process of a rank")]
+    Process {
+        /// What was tried.
+        what: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Rank 0 could not be told of a step.
+    #[error("cannot tell rank 0 of the steps: {0}")]
+    Report(String),
+}
+
+impl ProcessError {
+    /// How a run that ended so is told to the shell.
+    pub(super) fn verdict(&self) -> Verdict {
+        match self {
+            Self::Environment(_) => Verdict::BadInput,
+            _ => Verdict::Failed,
+        }
+    }
+}
+
+/// Whether a launcher made this process a rank.
+pub(super) fn is_rank() -> bool {
+    std::env::var_os("RANK").is_some() && std::env::var_os("WORLD_SIZE").is_some()
+}
+
+/// How many ranks the launcher's group has.
+pub(super) fn world() -> Result<usize, ProcessError> {
+    Ok(Environment::from_environment()?.tcp.world())
+}
+
+/// What a rank says at the end of a run.
+#[derive(Serialize, Deserialize)]
+struct End {
+    bytes: u64,
+    failure: Option<String>,
+}
+
+/// Runs this process's rank. The report is `Some` on rank 0, which speaks for all.
+pub(super) fn run_rank<B: Backend>(plan: &Plan, backend: B) -> Result<Option<Report>, RunError> {
+    die_with_parent();
+    let memory = group::memory_reports(plan)?;
+    interrupt::listen().map_err(RunError::Interrupt)?;
+    let tcp = Environment::from_environment().map_err(ProcessError::from)?.tcp;
+    let deadline = Deadlines::default().of(Phase::Setup);
+    let meet = |name: &str| -> Result<TcpRendezvous, RunError> {
+        let named = tcp.clone().with_group(format!("{}/{name}", tcp.group()));
+        let met = named.and_then(|config| TcpRendezvous::meet(&config, deadline));
+        Ok(met.map_err(ProcessError::from)?)
+    };
+    let rank = tcp.rank().index();
+    let main = meet("main")?;
+    let groups = group::build(plan, backend, main, || meet("eager"))?;
+    let progress = (rank == 0).then(|| Progress::new(plan.routing.steps()));
+    let mut collector =
+        progress.as_ref().map(|progress| Collector::new(plan, progress, B::NAME, &memory));
+    let end = group::run_rank(plan, rank, &groups, |done| {
+        let all: Vec<StepDone> = gather(&groups.main, "the report of a step", &done)?;
+        if let Some(collector) = &mut collector {
+            all.into_iter().for_each(|done| collector.take(done));
+        }
+        Ok(())
+    });
+    let (bytes, failure) = (end.bytes, group::first_failure(vec![end])?);
+    let mine = End { bytes, failure: failure.clone() };
+    // A group that has failed cannot gather any more; then this rank speaks for itself.
+    let ends = gather(&groups.main, "the end of the run", &mine).unwrap_or(vec![mine]);
+    let bytes = ends.iter().map(|end| end.bytes).max().unwrap_or(0);
+    let failure = failure.or_else(|| ends.into_iter().find_map(|end| end.failure));
+    match collector {
+        Some(collector) => Ok(Some(collector.finish(failure, bytes))),
+        None => match failure {
+            None => Ok(None),
+            Some(failure) => Err(RunError::Rank { rank, failure }),
+        },
+    }
+}
+
+/// Exchanges one value of every rank.
+fn gather<B: Backend, T: Serialize + for<'de> Deserialize<'de>>(
+    group: &ExpertParallel<B>,
+    purpose: &str,
+    value: &T,
+) -> Result<Vec<T>, ProcessError> {
+    let wrong = |error: postcard::Error| ProcessError::Report(error.to_string());
+    let bytes = postcard::to_allocvec(value).map_err(wrong)?;
+    let deadline = group.context().deadlines().of(Phase::Record);
+    let all = group
+        .context()
+        .rendezvous()
+        .all_gather(purpose, &bytes, deadline)
+        .map_err(|error| ProcessError::Report(error.to_string()))?;
+    all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(wrong)).collect()
+}
+
+/// Starts a process for each rank, with the arguments of this one, and waits for all of them.
+pub(super) fn spawn(ranks: usize) -> Result<Verdict, ProcessError> {
+    let failed = |what| move |source| ProcessError::Process { what, source };
+    let mut secret = [0u8; 32];
+    let mut filled = 0;
+    while filled < secret.len() {
+        filled +=
+            rustix::rand::getrandom(&mut secret[filled..], rustix::rand::GetRandomFlags::empty())
+                .map_err(|error| failed("draw a token for")(error.into()))?;
+    }
+    let token: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    // Rank 0 takes the first free port of several behind this one; the run's name keeps it apart
+    // from other groups that it may come across.
+    let port = 20_000 + u16::from_le_bytes([secret[0], secret[1]]) % 20_000;
+    let program = std::env::current_exe().map_err(failed("find the program for"))?;
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let mut children = Children(Vec::new());
+    for rank in 0..ranks {
+        let output = if rank == 0 { Stdio::inherit() } else { Stdio::null() };
+        let child = Command::new(&program)
+            .args(&arguments)
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("TORCHELASTIC_USE_AGENT_STORE", "1")
+            .env("TORCHELASTIC_RUN_ID", &token[..16])
+            .env("GRAPH_EP_JOB_TOKEN", &token)
+            .env(PARENT, std::process::id().to_string())
+            .env_remove("GRAPH_EP_PORT")
+            .stdin(Stdio::null())
+            .stdout(output)
+            .spawn()
+            .map_err(failed("start"))?;
+        children.0.push(child);
+    }
+    children.wait().map_err(failed("wait for"))
+}
+
+/// Processes that do not outlive this value.
+struct Children(Vec<Child>);
+
+impl Children {
+    /// Waits until all have ended. After the first failure the others have a while to report it.
+    fn wait(&mut self) -> io::Result<Verdict> {
+        let mut ended: Vec<Option<ExitStatus>> = vec![None; self.0.len()];
+        let mut failed_at: Option<Instant> = None;
+        loop {
+            for (child, ended) in self.0.iter_mut().zip(&mut ended) {
+                if ended.is_none() {
+                    *ended = child.try_wait()?;
+                }
+            }
+            if ended.iter().flatten().any(|status| !status.success()) {
+                let since = *failed_at.get_or_insert_with(Instant::now);
+                if since.elapsed() > GRACE {
+                    return Ok(Verdict::Failed);
+                }
+            }
+            if ended.iter().all(Option::is_some) {
+                return Ok(verdict(ended.into_iter().flatten()));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Both fail only for a process that has been waited for.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Bad input is so for all; one that failed speaks for all.
+fn verdict(ended: impl Iterator<Item = ExitStatus>) -> Verdict {
+    let mut verdict = Verdict::Verified;
+    for status in ended {
+        match status.code() {
+            Some(0) => {}
+            Some(2) => return Verdict::BadInput,
+            _ => verdict = Verdict::Failed,
+        }
+    }
+    verdict
+}
+
+/// Lets this process end when the one that started it does, however that ends.
+fn die_with_parent() {
+    let Some(parent) = std::env::var(PARENT).ok().and_then(|id| id.parse::<u32>().ok()) else {
+        return;
+    };
+    let death =
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+    let orphaned = rustix::process::getppid()
+        .is_none_or(|id| u32::try_from(id.as_raw_nonzero().get()).ok() != Some(parent));
+    if death.is_err() || orphaned {
+        tracing::warn!("the process that started this rank is gone, or cannot be watched");
+    }
+}

@@ -1,0 +1,215 @@
+// The parameter blocks of the kernels: twins of the Rust structs of the same names, which say what
+// the fields mean. A block crosses by value, as the only parameter of its kernel.
+#pragma once
+
+#include "structs.cuh"
+#include "wait.cuh"
+
+// The addresses of a lane.
+struct LaneParams {
+    u64 blocks;
+    u64 state;
+};
+SAME_LAYOUT(LaneParams, 16, state, 8);
+
+// The addresses of a handle: the private memory of one dispatch.
+struct HandleParams {
+    u64 fanouts;
+    u64 destinations;
+    u64 window;
+    u64 expert_offsets;
+    u64 tokens_per_expert;
+    u64 total;
+    u64 source_items;
+    u64 source_pairs;
+    u64 bases;
+    u64 taken;
+    u64 items;
+    u64 pairs;
+    u64 row_weights;
+    u64 row_experts;
+};
+SAME_LAYOUT(HandleParams, 112, row_experts, 104);
+
+struct StepBeginParams {
+    wait::WaitParams wait;
+    u64 state;
+    u64 peer_required;
+    u64 required_by_dispatch;
+    u32 max_dispatches;
+    u32 reserved;
+};
+SAME_LAYOUT(StepBeginParams, 56, reserved, 52);
+
+struct RouteParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 state;
+    u64 homes;
+    u64 topk_ids;
+    u64 topk_weights;
+    u64 tokens;
+    u64 scales;
+    u64 num_tokens_word;
+    u64 expert_counts;
+    u64 rank_counts;
+    u32 num_tokens;
+    u32 id_bytes;
+    u32 ordinal;
+    u32 dependent;
+};
+SAME_LAYOUT(RouteParams, 424, dependent, 420);
+
+struct CountParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 state;
+    u64 required_by_dispatch;
+    u64 capacity;
+    u32 row_limit;
+    u32 max_dispatches;
+    u32 ordinal;
+    u32 budgeted;
+    u32 dependent;
+    u32 reserved;
+    u64 condition;
+};
+SAME_LAYOUT(CountParams, 392, condition, 384);
+
+struct WindowParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 state;
+    u64 capacity;
+    u32 row_limit;
+    u32 last;
+    u64 condition;
+};
+SAME_LAYOUT(WindowParams, 368, condition, 360);
+
+struct GatherParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 rows;
+    u64 scales;
+};
+SAME_LAYOUT(GatherParams, 352, scales, 344);
+
+struct ReducePushParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 state;
+    u64 expert_rows;
+    u32 ordinal;
+    u32 push;
+    u32 release;
+    u32 weighted;
+};
+SAME_LAYOUT(ReducePushParams, 368, weighted, 364);
+
+struct FoldParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    u64 state;
+    u64 peer_required;
+    u32 ordinal;
+    u32 reserved;
+};
+SAME_LAYOUT(FoldParams, 248, reserved, 244);
+
+struct ReduceParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 output;
+    u64 weight_grads;
+};
+SAME_LAYOUT(ReduceParams, 352, weight_grads, 344);
+
+struct RestageParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 state;
+    u64 rows;
+    u32 ordinal;
+    u32 reserved;
+};
+SAME_LAYOUT(RestageParams, 360, reserved, 356);
+
+struct AcquireParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    u64 state;
+    u32 ordinal;
+    u32 reserved;
+};
+SAME_LAYOUT(AcquireParams, 240, reserved, 236);
+
+struct RegatherParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 rows;
+    u64 expert_rows;
+};
+SAME_LAYOUT(RegatherParams, 352, expert_rows, 344);
+
+struct PushWeightGradsParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 row_grads;
+};
+SAME_LAYOUT(PushWeightGradsParams, 344, row_grads, 336);
+
+struct AcknowledgeParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    u64 state;
+    u64 peer_required;
+    u32 ordinal;
+    u32 reserved;
+};
+SAME_LAYOUT(AcknowledgeParams, 248, reserved, 244);
+
+struct StepEndParams {
+    wait::WaitParams wait;
+    u64 state;
+    u64 peer_required;
+    u64 required_by_dispatch;
+    u64 ring;
+    u32 stride;
+    u32 records;
+    u32 max_dispatches;
+    u32 hold;
+};
+SAME_LAYOUT(StepEndParams, 72, hold, 68);
+
+struct ResumeParams {
+    u64 state;
+};
+SAME_LAYOUT(ResumeParams, 8, state, 0);
+
+struct AbandonParams {
+    wait::WaitParams wait;
+    u64 fault;
+};
+SAME_LAYOUT(AbandonParams, 32, fault, 24);

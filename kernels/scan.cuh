@@ -1,0 +1,54 @@
+// Sums over the threads of a block.
+#pragma once
+
+#include "types.cuh"
+
+namespace scan {
+
+constexpr u32 WARP = 32;
+constexpr u32 WHOLE = 0xffffffff;
+
+__device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
+
+__device__ __forceinline__ u32 warp_sum(u32 value) {
+#pragma unroll
+    for (u32 step = WARP / 2; step > 0; step /= 2) {
+        value += __shfl_xor_sync(WHOLE, value, step);
+    }
+    return value;
+}
+
+// The sum of the values of all threads before this one; `total` becomes that of all. Every thread of
+// the block takes part, and the block is made of whole warps.
+__device__ __forceinline__ u32 block_exclusive(u32 value, u32 &total) {
+    __shared__ u32 of_warp[WARP];
+    u32 upto = value;
+#pragma unroll
+    for (u32 step = 1; step < WARP; step *= 2) {
+        const u32 below = __shfl_up_sync(WHOLE, upto, step);
+        upto += lane() >= step ? below : 0;
+    }
+    // Whoever comes from an earlier sum has read it.
+    __syncthreads();
+    if (lane() == WARP - 1) {
+        of_warp[threadIdx.x / WARP] = upto;
+    }
+    __syncthreads();
+    const u32 warps = blockDim.x / WARP;
+    u32 before = 0;
+    total = 0;
+    for (u32 warp = 0; warp < warps; ++warp) {
+        before += warp < threadIdx.x / WARP ? of_warp[warp] : 0;
+        total += of_warp[warp];
+    }
+    return before + upto - value;
+}
+
+// The sum of the values of all threads.
+__device__ __forceinline__ u32 block_sum(u32 value) {
+    u32 total;
+    block_exclusive(value, total);
+    return total;
+}
+
+} // namespace scan
