@@ -17,8 +17,8 @@ static_assert(sizeof(void *) == 8, "a device address is 64 bits wide");
 // `offsetof` in the compiler's front end; the macro of that name is in a header.
 #define OFFSET_OF(type, field) __INTADDR__(&(static_cast<type *>(nullptr)->field))
 
-// A struct that crosses from Rust as bytes: its size and the offset of its last field pin the layout
-// of everything before, since fields are declared in the order of the Rust twin.
+// A struct that crosses from Rust as bytes, with its fields in the order of its Rust twin: its size and
+// the offset of its last field tell a field that is missing or has another width.
 #define SAME_LAYOUT(type, size, last_field, last_offset)                                             \
     static_assert(sizeof(type) == (size), #type " has another size than its Rust twin");             \
     static_assert(OFFSET_OF(type, last_field) == (last_offset), #type " differs from its Rust twin")

@@ -100,8 +100,8 @@ class Waiter {
     }
 
     // The same on a clock that several waits of one phase share.
-    __device__ __noinline__ u64 wait(Phase phase, u32 culprit, const u32 *word, u32 expected,
-                                     u64 &spent_ns) const {
+    __device__ __forceinline__ u64 wait(Phase phase, u32 culprit, const u32 *word, u32 expected,
+                                        u64 &spent_ns) const {
         u64 last_ns = ptx::global_time_ns();
         bool counted = true;
         for (u32 look = 1;; ++look) {
@@ -138,14 +138,8 @@ class Waiter {
 
     // Makes a fault that of this rank and of every peer that has none. Returns the fault that this
     // rank holds from now on, which is an earlier one if there was one.
-    __device__ __noinline__ u64 fail(FaultKind kind, Phase phase, u32 culprit) const {
-        const u64 first = set_once(&control()->fault, fault_word(kind, phase, culprit));
-        // Also when another fault came first: whoever stored it may have adopted it from a peer that
-        // reached only some of the ranks before it died.
-        for (u32 rank = 0; rank < params_.world; ++rank) {
-            set_once(&attention(rank)->poison, first);
-        }
-        return first;
+    __device__ __forceinline__ u64 fail(FaultKind kind, Phase phase, u32 culprit) const {
+        return spread(params_, fault_word(kind, phase, culprit));
     }
 
   private:
@@ -153,11 +147,13 @@ class Waiter {
         return at<ControlBlock>(params_.control);
     }
 
-    __device__ __forceinline__ AttentionBlock *attention(u32 rank) const {
-        return at<AttentionBlock>(at<const u64>(params_.attention)[rank]);
+    __device__ __forceinline__ static AttentionBlock *attention(const WaitParams &params, u32 rank) {
+        return at<AttentionBlock>(at<const u64>(params.attention)[rank]);
     }
 
-    __device__ __forceinline__ AttentionBlock *own() const { return attention(params_.rank); }
+    __device__ __forceinline__ AttentionBlock *own() const {
+        return attention(params_, params_.rank);
+    }
 
     __device__ __forceinline__ u64 aborted(Phase phase) const {
         return ptx::load_acquire_sys(&control()->abort) == 0
@@ -177,6 +173,18 @@ class Waiter {
         counted = counts;
         const u64 deadline_ms = ptx::load_relaxed_sys(&control()->deadline_ms[u32(phase)]);
         return counts && spent_ns >= deadline_ms * 1000000;
+    }
+
+    // Apart, since it runs at most once in the life of a group and every wait has several calls of it.
+    // Its parameters go by value: a kernel whose waiter has no address needs no stack for it.
+    __device__ __noinline__ static u64 spread(const WaitParams params, u64 word) {
+        const u64 first = set_once(&at<ControlBlock>(params.control)->fault, word);
+        // Also when another fault came first: whoever stored it may have adopted it from a peer that
+        // reached only some of the ranks before it died.
+        for (u32 rank = 0; rank < params.world; ++rank) {
+            set_once(&attention(params, rank)->poison, first);
+        }
+        return first;
     }
 
     // Stores a value in a word that holds zero; returns what the word holds afterwards. The word may

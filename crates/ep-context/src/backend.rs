@@ -146,6 +146,17 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Returns the failure of an operation that ran before, if there was one.
     fn synchronize(&self, stream: &Self::Stream) -> Result<(), BackendError>;
 
+    /// Looks, without waiting, whether work on the stream has failed. Allowed while recording.
+    ///
+    /// # Errors
+    ///
+    /// The failure of an operation that ran before.
+    fn check(&self, stream: &Self::Stream) -> Result<(), BackendError> {
+        // A backend that cannot look tells by its next call.
+        let _ = stream;
+        Ok(())
+    }
+
     /// How many blocking calls this device handle and its clones have made.
     fn blocking_calls(&self) -> u64;
 

@@ -1,8 +1,8 @@
 //! The main job, from arguments to a verdict.
 //!
-//! Every rank records and runs the steps ([`rank`]) and checks what came out ([`verify`]). Ranks are
-//! threads that tell the main thread of each step ([`group`]), or processes that tell rank 0
-//! ([`processes`]), which shows it and adds it up ([`collect`]).
+//! Every rank records and runs the steps (`rank`) and checks what came out (`verify`). Ranks are
+//! threads that tell the main thread of each step (`group`), or processes that tell rank 0
+//! (`processes`), which shows it and adds it up (`collect`).
 
 mod collect;
 mod group;
@@ -19,6 +19,7 @@ use graph_ep::HostBackend;
 use graph_ep::ep_context::host::HostOptions;
 
 pub use processes::ProcessError;
+use processes::Spoken;
 
 use crate::args::{ArgsError, BackendChoice, Mode, RunArgs};
 use crate::demand;
@@ -83,7 +84,7 @@ pub enum RunError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// This process's rank failed.
-    #[error("rank {rank} stopped: {failure}")]
+    #[error("rank {rank} stopped; {failure}")]
     Rank {
         /// The rank.
         rank: usize,
@@ -170,8 +171,8 @@ pub fn run(args: &RunArgs) -> Result<Verdict, RunError> {
     let args = &RunArgs { ranks: processes::world()?, ..args.clone() };
     let plan = Plan::new(args)?;
     match processes::run_rank(&plan, host(0))? {
-        Some(report) => conclude(args, &report),
-        None => Ok(Verdict::Verified),
+        Spoken::Report(report) => conclude(args, &report),
+        Spoken::Nothing(verdict) => Ok(verdict),
     }
 }
 

@@ -158,11 +158,11 @@ impl<B: Backend> ExpertParallel<B> {
         Ok(queue.download(from, into)?)
     }
 
-    /// A runner of steps whose body is `body`.
+    /// A runner of steps whose body is `body`. Collective.
     ///
     /// # Errors
     ///
-    /// A setting out of range.
+    /// A setting out of range, or one that differs between ranks.
     pub fn runner(
         &self,
         settings: RecoverySettings,

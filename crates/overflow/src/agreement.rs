@@ -37,12 +37,14 @@ pub struct Refusal {
 }
 
 /// What the group does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// Every rank replays.
     Replay,
     /// Every rank runs the step eagerly.
     Eager,
+    /// No rank goes on, because this one cannot: the lowest that refused.
+    Refused(Rank, Refusal),
 }
 
 const PURPOSE: &str = "agreement on a replay";
@@ -51,7 +53,6 @@ const PURPOSE: &str = "agreement on a replay";
 ///
 /// # Errors
 ///
-/// [`OverflowError::Refused`], the same on every rank, if any rank refused: the lowest one's reason.
 /// A rendezvous error if a rank is missing.
 pub(crate) fn agree(
     rendezvous: &dyn Rendezvous,
@@ -76,7 +77,7 @@ pub(crate) fn agree(
                 tracing::warn!(rank = rank.0, %reason, "a rank cannot record again: running eagerly");
                 decision = Decision::Eager;
             }
-            Vote::Refuse(refusal) => return Err(OverflowError::Refused { rank, refusal }),
+            Vote::Refuse(refusal) => return Ok(Decision::Refused(rank, refusal)),
         }
     }
     Ok(decision)
@@ -111,9 +112,7 @@ mod tests {
         let votes = [Vote::Replay, Vote::Eager("x".to_owned()), Vote::Refuse(refusal.clone())];
         for result in decide(&votes) {
             match result {
-                Err(OverflowError::Refused { rank: Rank(2), refusal: told }) => {
-                    assert_eq!(told, refusal);
-                }
+                Ok(Decision::Refused(Rank(2), told)) => assert_eq!(told, refusal),
                 other => panic!("{other:?}"),
             }
         }

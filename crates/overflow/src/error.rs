@@ -21,7 +21,8 @@ pub enum OverflowError {
         /// What the step did. Its outputs lack the rows that did not fit.
         report: Box<StepReport>,
     },
-    /// A rank could not grow. The same on every rank; nothing has changed, and the group goes on.
+    /// A rank could not grow. The same reason on every rank; nothing has changed, and the group goes
+    /// on.
     #[error(
         "{rank} cannot recover the step: {}; it requires {} rows, has {}, and may have {}",
         refusal.reason, refusal.required, refusal.budget, refusal.limit
@@ -31,6 +32,8 @@ pub enum OverflowError {
         rank: Rank,
         /// Its reason and numbers.
         refusal: Refusal,
+        /// What the step did on the rank that reports. Its outputs lack the rows that did not fit.
+        report: Box<StepReport>,
     },
     /// The step's body failed when it ran eagerly.
     #[error("{rank}: the body of the step failed")]

@@ -111,6 +111,19 @@ impl RecoverySettings {
     }
 }
 
+impl RecoverySettings {
+    /// What must be equal on all ranks, in words. Limits may differ, as memory does.
+    pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("overflow", self.overflow.to_string()),
+            ("growth", self.growth.to_string()),
+            ("look_ahead", format!("{:?}", self.adjustments.look_ahead)),
+            ("shrink_after", format!("{:?}", self.adjustments.shrink_after)),
+            ("max_replays", self.max_replays.to_string()),
+        ]
+    }
+}
+
 impl Default for RecoverySettings {
     fn default() -> Self {
         Self::new()

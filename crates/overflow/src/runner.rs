@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Instant;
 
 use ep_context::error::chain;
-use ep_context::{Backend, Phase, PlannedGrowth, Queue, RowSet};
+use ep_context::{Backend, BackendError, Phase, PlannedGrowth, Queue, Rank, RowSet};
 use graph_capture::{BodyError, StepGraph};
 use token_dispatch::{Step, StepMode, StepOptions, StepRecord, TokenDispatcher};
 
@@ -42,6 +42,14 @@ struct Prepared<B: Backend> {
     recorded: bool,
 }
 
+/// What came of an over-budget step.
+enum Recovery {
+    /// A later run fitted.
+    Done(StepRecord, Outcome),
+    /// A rank cannot go on.
+    Refused(Rank, Refusal),
+}
+
 /// Counts of one step while it runs.
 #[derive(Default)]
 struct Tally {
@@ -53,10 +61,11 @@ struct Tally {
 
 impl<B: Backend> StepRunner<B> {
     /// A runner of `body` on `stream`, whose dispatches receive into `rows`. Nothing is recorded yet.
+    /// Collective: settings that decide what ranks do together are compared.
     ///
     /// # Errors
     ///
-    /// [`OverflowError::Growth`] for a factor out of range.
+    /// [`OverflowError::Growth`] for a factor out of range; on every rank, a setting that differs.
     pub fn new(
         dispatcher: &TokenDispatcher<B>,
         stream: B::Stream,
@@ -66,6 +75,7 @@ impl<B: Backend> StepRunner<B> {
     ) -> Result<Self, OverflowError> {
         let between = BetweenSteps::new(settings.growth, settings.adjustments)?;
         settings.growth.validate()?;
+        dispatcher.context().agree("recovery settings", &settings.fields())?;
         Ok(Self {
             dispatcher: dispatcher.clone(),
             stream,
@@ -124,24 +134,22 @@ impl<B: Backend> StepRunner<B> {
         let first = self.replay()?;
         tally.times.first_run = start.elapsed();
         let blocking_calls = backend.blocking_calls() - calls_before;
-        let mut kept = first.clone();
+        let (mut kept, mut refused) = (first.clone(), None);
         let outcome = match (first.first_over, self.settings.overflow) {
             // Rounds leave nothing over.
             (None, _) | (Some(_), OverflowPolicy::Rounds) => Outcome::Clean,
             (Some(_), OverflowPolicy::Drop) => Outcome::Dropped,
             (Some(_), OverflowPolicy::Fail) => Outcome::Failed,
-            (Some(_), OverflowPolicy::Recover) => {
-                let recovered = self.recover(&first, &mut tally);
-                let direct = Queue::direct(&backend, &self.stream);
-                if recovered.is_err() {
-                    // Whatever was recorded for the growth that did not come is stale.
-                    self.graph = None;
-                    self.dispatcher.resume(&direct)?;
+            (Some(_), OverflowPolicy::Recover) => match self.recover(&first, &mut tally)? {
+                Recovery::Done(record, outcome) => {
+                    kept = record;
+                    outcome
                 }
-                let (record, outcome) = recovered?;
-                kept = record;
-                outcome
-            }
+                Recovery::Refused(rank, refusal) => {
+                    refused = Some((rank, refusal));
+                    Outcome::Failed
+                }
+            },
         };
         tally.times.total = start.elapsed();
         if outcome != Outcome::Failed {
@@ -159,8 +167,11 @@ impl<B: Backend> StepRunner<B> {
             blocking_calls,
             times: tally.times,
         };
-        match outcome {
-            Outcome::Failed => Err(OverflowError::Overflow { report: Box::new(report) }),
+        match (outcome, refused) {
+            (_, Some((rank, refusal))) => {
+                Err(OverflowError::Refused { rank, refusal, report: Box::new(report) })
+            }
+            (Outcome::Failed, None) => Err(OverflowError::Overflow { report: Box::new(report) }),
             _ => Ok(report),
         }
     }
@@ -201,7 +212,7 @@ impl<B: Backend> StepRunner<B> {
         &mut self,
         first: &StepRecord,
         tally: &mut Tally,
-    ) -> Result<(StepRecord, Outcome), OverflowError> {
+    ) -> Result<Recovery, OverflowError> {
         let context = self.dispatcher.context().clone();
         let direct = Queue::direct(context.backend(), &self.stream);
         let deadline = context.deadlines().of(Phase::Agreement);
@@ -221,6 +232,8 @@ impl<B: Backend> StepRunner<B> {
                 Err(refusal) => (Vote::Refuse(refusal), Prepared { growth: None, recorded: false }),
             };
             let decision = agree(context.rendezvous(), &vote, deadline);
+            // Steps behind this one may run again, whatever comes of it.
+            self.dispatcher.resume(&direct)?;
             if let Ok(Decision::Replay) = decision {
                 if let Some(growth) = prepared.growth {
                     growth.commit(&direct)?;
@@ -231,11 +244,14 @@ impl<B: Backend> StepRunner<B> {
                     growth.cancel();
                 }
                 if prepared.recorded {
+                    // It was recorded for the growth that does not come.
                     self.graph = None;
                 }
             }
             let decision = decision?;
-            self.dispatcher.resume(&direct)?;
+            if let Decision::Refused(rank, refusal) = decision {
+                return Ok(Recovery::Refused(rank, refusal));
+            }
             tracing::info!(
                 rank = context.rank().0,
                 step = first.step,
@@ -249,12 +265,12 @@ impl<B: Backend> StepRunner<B> {
                 let before = self.rows.capacity();
                 let record = self.eager()?;
                 tally.growths += u32::from(self.rows.capacity() > before);
-                return Ok((record, Outcome::Recovered { replays, eager: true }));
+                return Ok(Recovery::Done(record, Outcome::Recovered { replays, eager: true }));
             }
             replays += 1;
             last = self.replay()?;
         }
-        Ok((last, Outcome::Recovered { replays, eager: false }))
+        Ok(Recovery::Done(last, Outcome::Recovered { replays, eager: false }))
     }
 
     /// This rank's part of making a replay possible: map memory, let the engine restore its state,
@@ -281,10 +297,7 @@ impl<B: Backend> StepRunner<B> {
             })
             .map_err(|refusal| refuse(refusal.to_string()))?;
         let started = Instant::now();
-        let growth = match wanted > capacity {
-            true => Some(self.rows.plan(wanted).map_err(|error| refuse(chain(&error)))?),
-            false => None,
-        };
+        let growth = self.plan_growth(wanted, required).map_err(|error| refuse(chain(&error)))?;
         tally.times.growing += started.elapsed();
         if let Err(error) = self.hooks.before_replay(record, attempt) {
             if let Some(growth) = growth {
@@ -299,6 +312,29 @@ impl<B: Backend> StepRunner<B> {
         match self.record(tally) {
             Ok(()) => Ok((Vote::Replay, Prepared { growth, recorded: true })),
             Err(error) => Ok((Vote::Eager(chain(&error)), Prepared { growth, recorded: true })),
+        }
+    }
+
+    /// Maps memory for `wanted` rows or, if there is not so much, for those that are required.
+    fn plan_growth(
+        &self,
+        wanted: u32,
+        required: u32,
+    ) -> Result<Option<PlannedGrowth<B>>, BackendError> {
+        let capacity = self.rows.capacity();
+        let exact = required.next_multiple_of(self.dispatcher.config().alignment());
+        if wanted <= capacity {
+            return Ok(None);
+        }
+        match self.rows.plan(wanted) {
+            Err(error) if exact < wanted => {
+                tracing::warn!(%error, wanted, exact, "no room for headroom: growing to what is required");
+                match exact <= capacity {
+                    true => Ok(None),
+                    false => self.rows.plan(exact).map(Some),
+                }
+            }
+            planned => planned.map(Some),
         }
     }
 
@@ -424,7 +460,7 @@ impl<B: Backend> StepRunner<B> {
             reason: "no graph is recorded".to_owned(),
         })?;
         let step = graph.replay(&self.stream)?;
-        Ok(self.dispatcher.records().wait(step)?)
+        Ok(self.dispatcher.records().wait_on(step, &self.stream)?)
     }
 
     fn eager(&mut self) -> Result<StepRecord, OverflowError> {
@@ -436,7 +472,7 @@ impl<B: Backend> StepRunner<B> {
             .map_err(|source| OverflowError::Body { rank: context.rank(), source })?;
         let summary = step.finish()?;
         let number = summary.number.unwrap_or_default();
-        Ok(self.dispatcher.records().wait(number)?)
+        Ok(self.dispatcher.records().wait_on(number, &self.stream)?)
     }
 }
 

@@ -95,7 +95,7 @@ impl<B: Backend> Lane<B> {
         }
         let tokens = args.handle.most_tokens();
         self.check_rows(OP, "length of the output gradients in bytes", &args.output_grads, tokens)?;
-        let ordinal = step.open(self, args.handle.id(), args.handle.rows(), tokens)?;
+        let ordinal = step.open(self, args.handle, tokens)?;
         self.restage(step, args.handle, &args.output_grads, ordinal)?;
         let expert_rows = match self.dispatcher().config().weighting() {
             Weighting::Combine => args.expert_rows.as_ref(),
@@ -155,7 +155,7 @@ impl<B: Backend> Lane<B> {
         self.check_rows(OP, "length of the output gradients in bytes", &args.output_grads, most)?;
         self.check_grads(OP, &args.token_grads, args.weight_grads.as_ref(), most)?;
         let ordinal = self.send(step, dispatch)?;
-        let gradients = step.open(beside, handle.id(), handle.rows(), most)?;
+        let gradients = step.open_beside(beside, handle, most)?;
         beside.restage(step, handle, &args.output_grads, gradients)?;
         let condition = step.condition()?;
         self.count(step, handle, ordinal, Some(condition))?;
@@ -205,7 +205,8 @@ impl<B: Backend> Lane<B> {
         match weight_grads {
             Some(grads) => {
                 let argument = "length of the weight gradients in bytes";
-                self.at_least(operation, argument, grads.bytes(), least)
+                self.at_least(operation, argument, grads.bytes(), least)?;
+                self.aligned_to(operation, "address of the weight gradients", grads, 4)
             }
             None => Ok(()),
         }
@@ -321,6 +322,8 @@ impl<B: Backend> Lane<B> {
             grads.bytes(),
             limit as usize * width * size_of::<f32>(),
         )?;
+        let argument = "address of the row weight gradients";
+        self.aligned_to("dispatch backward", argument, grads, 4)?;
         let params = PushWeightGradsParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),

@@ -30,12 +30,15 @@ impl<B: Backend> Lane<B> {
         let ids = args.topk_ids.slice().bytes();
         let id_bytes = args.topk_ids.id_bytes();
         self.at_least(OP, "length of topk_ids in bytes", ids, tokens * top_k * id_bytes)?;
+        self.aligned_to(OP, "address of topk_ids", args.topk_ids.slice(), id_bytes)?;
         if let Some(weights) = &args.topk_weights {
             let bytes = weights.bytes();
             self.at_least(OP, "length of topk_weights in bytes", bytes, tokens * top_k * 4)?;
+            self.aligned_to(OP, "address of topk_weights", weights, 4)?;
         }
         if let Some(word) = word {
             self.at_least(OP, "length of the token count in bytes", word.bytes(), 4)?;
+            self.aligned_to(OP, "address of the token count", word, 4)?;
         }
         self.buffer_of(args.handle, "receive buffer", args.rows, g.row_bytes)?;
         let needed = g.scale_bytes > 0;
@@ -109,17 +112,28 @@ impl<B: Backend> Lane<B> {
         Err(self.argument(operation, argument, value, format!("at least {least}")))
     }
 
+    /// Checks that rows can be moved in units of 16 bytes.
     pub(crate) fn aligned(
         &self,
         operation: &'static str,
         argument: &'static str,
         slice: &DeviceSlice<'_, B>,
     ) -> Result<(), DispatchError> {
-        if slice.address().is_multiple_of(16) {
+        self.aligned_to(operation, argument, slice, 16)
+    }
+
+    pub(crate) fn aligned_to(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        slice: &DeviceSlice<'_, B>,
+        bytes: usize,
+    ) -> Result<(), DispatchError> {
+        if slice.address().is_multiple_of(bytes as u64) {
             return Ok(());
         }
         let value = format!("{:#x}", slice.address());
-        Err(self.argument(operation, argument, value, "a multiple of 16".to_owned()))
+        Err(self.argument(operation, argument, value, format!("a multiple of {bytes}")))
     }
 
     pub(crate) fn argument(

@@ -144,7 +144,7 @@ impl<B: Backend> Lane<B> {
         self.check_dispatch(args, most, word)?;
         let tokens = most as u32;
         args.handle.set_most_tokens(tokens);
-        let ordinal = step.open(self, args.handle.id(), args.handle.rows(), tokens)?;
+        let ordinal = step.open(self, args.handle, tokens)?;
         self.route(step, args, ordinal)?;
         Ok(ordinal)
     }

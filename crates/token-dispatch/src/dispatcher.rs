@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ep_context::backend::Memory;
 use ep_context::rendezvous::all_or_none;
@@ -41,7 +41,10 @@ pub(crate) struct Inner<B: Backend> {
     pub(crate) shared: Arc<SharedMemory<B>>,
     pub(crate) lanes: Vec<Arc<LaneMemory<B>>>,
     steps: AtomicU32,
+    id: u64,
 }
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// Device memory that every step uses.
 pub(crate) struct SharedMemory<B: Backend> {
@@ -147,6 +150,7 @@ impl<B: Backend> TokenDispatcher<B> {
                 shared: Arc::new(shared),
                 lanes,
                 steps: AtomicU32::new(0),
+                id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             }),
         })
     }
@@ -280,6 +284,16 @@ impl<B: Backend> TokenDispatcher<B> {
                 &self.retained(),
             )
         }?)
+    }
+
+    /// Tells this dispatcher from every other while it lives.
+    pub(crate) fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// Whether the two are handles of one dispatcher.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.id() == other.id()
     }
 
     pub(crate) fn rank(&self) -> Rank {

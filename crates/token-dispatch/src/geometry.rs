@@ -4,7 +4,7 @@
 //!
 //! | region | element | count | written by |
 //! |---|---|---|---|
-//! | dispatch, combine, acknowledge words | u32 | ranks each | the peer of that index |
+//! | dispatch words, combine words | u32 | ranks each | the peer of that index |
 //! | dispatch headers | [`DispatchHeader`] | ranks | the peer of that index |
 //! | combine headers | [`CombineHeader`] | ranks | the peer of that index |
 //! | counts | u32 | ranks × expert slots | the peer of that index |
@@ -76,10 +76,8 @@ pub struct Geometry {
 pub struct LaneLayout {
     /// Signal words of dispatch.
     pub dispatch_words: u64,
-    /// Signal words of combine.
+    /// Signal words of combine, and of the closing round of a step that ends in a dispatch.
     pub combine_words: u64,
-    /// Signal words of the closing round of a step that ends in a dispatch.
-    pub acknowledge_words: u64,
     /// Headers of dispatch.
     pub dispatch_headers: u64,
     /// Headers of combine, and of the closing round.
@@ -150,7 +148,6 @@ impl LaneLayout {
         let layout = Self {
             dispatch_words: region(size_of::<u32>(), world),
             combine_words: region(size_of::<u32>(), world),
-            acknowledge_words: region(size_of::<u32>(), world),
             dispatch_headers: region(size_of::<DispatchHeader>(), world),
             combine_headers: region(size_of::<CombineHeader>(), world),
             counts: region(size_of::<u32>(), world * slots),

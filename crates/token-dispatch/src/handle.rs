@@ -23,6 +23,7 @@ pub struct Handle<B: Backend> {
 
 struct Inner<B: Backend> {
     id: u64,
+    dispatcher: u64,
     rows: RowSet<B>,
     /// The lists, of which there is an entry for each row.
     lists: SmallVec<[RowBuffer<B>; 4]>,
@@ -39,7 +40,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<B: Backend> Handle<B> {
     /// A handle whose rows lie in buffers of `rows`, to which it adds its lists; see
-    /// [`handle_row_memory`](crate::memory::handle_row_memory).
+    /// [`memory::handle_row_memory`](crate::memory::handle_row_memory).
     /// Allocates; local.
     ///
     /// # Errors
@@ -85,6 +86,7 @@ impl<B: Backend> Handle<B> {
         Ok(Self {
             inner: Arc::new(Inner {
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                dispatcher: dispatcher.id(),
                 rows: rows.clone(),
                 lists,
                 row_weights,
@@ -151,6 +153,11 @@ impl<B: Backend> Handle<B> {
 
     pub(crate) fn params(&self) -> HandleParams {
         self.inner.layout
+    }
+
+    /// The dispatcher that it was made for.
+    pub(crate) fn dispatcher(&self) -> u64 {
+        self.inner.dispatcher
     }
 
     pub(crate) fn id(&self) -> u64 {

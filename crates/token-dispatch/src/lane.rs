@@ -50,19 +50,14 @@ impl<B: Backend> LaneMemory<B> {
                     .allocate("expert counts", 4 * world * geometry.slots as usize)?,
                 rank_counts: context.allocate("rank counts", 8 * world)?,
             };
-            let state =
-                LaneState { epoch: config.first_epoch, acknowledge_epoch: config.first_epoch };
+            let state = LaneState { epoch: config.first_epoch, arrivals: 0 };
             let words = vec![config.first_epoch; world];
             // SAFETY: this rank has just allocated all of it, and peers signal only after the round
-            // that ends the set-up of a dispatcher. The three groups of words lie in its own block.
+            // that ends the set-up of a dispatcher. The two groups of words lie in its own block.
             unsafe {
                 queue.upload(&memory.blocks.slice(), bytemuck::cast_slice(block.addresses()))?;
                 queue.upload(&memory.state.slice(), bytemuck::bytes_of(&state))?;
-                for region in [
-                    geometry.lane.dispatch_words,
-                    geometry.lane.combine_words,
-                    geometry.lane.acknowledge_words,
-                ] {
+                for region in [geometry.lane.dispatch_words, geometry.lane.combine_words] {
                     let address = block.own_address() + region;
                     let words_of = DeviceSlice::owned_by(block.retain(), address, 4 * world);
                     queue.upload(&words_of, bytemuck::cast_slice(&words))?;

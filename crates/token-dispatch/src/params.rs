@@ -136,8 +136,9 @@ pub struct ExpertHomeEntry {
 pub struct LaneState {
     /// Counts dispatches on this lane, modulo 2³².
     pub epoch: u32,
-    /// Counts closing rounds on this lane, modulo 2³².
-    pub acknowledge_epoch: u32,
+    /// Blocks of the running operation that have done their part; zero between operations. Only a
+    /// device with more than one block counts.
+    pub arrivals: u32,
 }
 
 /// What a rank counts over one step. In private device memory; reset when a step begins.

@@ -155,6 +155,24 @@ impl<'d, B: Backend> Records<'d, B> {
     ///
     /// As for [`Records::poll`], and [`DispatchError::RecordTimeout`].
     pub fn wait(&self, step: u32) -> Result<StepRecord, DispatchError> {
+        self.wait_with(step, || Ok(()))
+    }
+
+    /// The same, for a step that runs on `stream`: what breaks the stream ends the wait.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Records::wait`], and [`DispatchError::Backend`] with the operation that failed.
+    pub fn wait_on(&self, step: u32, stream: &B::Stream) -> Result<StepRecord, DispatchError> {
+        let backend = self.dispatcher.inner.context.backend();
+        self.wait_with(step, || Ok(backend.check(stream)?))
+    }
+
+    fn wait_with(
+        &self,
+        step: u32,
+        check: impl Fn() -> Result<(), DispatchError>,
+    ) -> Result<StepRecord, DispatchError> {
         let context = &self.dispatcher.inner.context;
         let deadline = context.deadlines().of(Phase::Record);
         let start = Instant::now();
@@ -170,7 +188,9 @@ impl<'d, B: Backend> Records<'d, B> {
                     None => DispatchError::RecordTimeout { rank: context.rank(), step, waited },
                 });
             }
-            pause.next();
+            if pause.next() {
+                check()?;
+            }
         }
     }
 
@@ -205,13 +225,18 @@ impl Pause {
         Self { looks: 0 }
     }
 
-    fn next(&mut self) {
+    /// Lets time pass before the next look; true if there was enough to look at other things too.
+    fn next(&mut self) -> bool {
         self.looks = self.looks.saturating_add(1);
         match self.looks.checked_sub(Self::SPINS) {
-            None | Some(0) => std::hint::spin_loop(),
+            None | Some(0) => {
+                std::hint::spin_loop();
+                false
+            }
             Some(sleeps) => {
                 let doubled = Self::SHORTEST.saturating_mul(1 << (sleeps / 8).min(10));
                 std::thread::sleep(doubled.min(Self::LONGEST));
+                doubled >= Self::LONGEST
             }
         }
     }

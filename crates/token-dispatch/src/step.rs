@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
+use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
 use crate::params::AcknowledgeParams;
@@ -267,24 +268,51 @@ impl<'a, B: Backend> Step<'a, B> {
     pub(crate) fn open(
         &mut self,
         lane: &Lane<B>,
-        handle: u64,
-        rows: &RowSet<B>,
+        handle: &Handle<B>,
         tokens: u32,
     ) -> Result<u32, DispatchError> {
-        if self.open.iter().any(|pair| pair.lane.index() == lane.index()) {
+        if self.open.iter().any(|pair| pair.handle == handle.id()) {
             return Err(DispatchError::Order {
                 operation: "dispatch",
                 rank: self.dispatcher.rank(),
-                reason: format!(
-                    "lane {} still has a dispatch without its combine; combine first, or configure \
-                     another lane",
-                    lane.index()
-                ),
+                reason:
+                    "the handle is filled by a dispatch without its combine; combine first, or \
+                         use another handle"
+                        .to_owned(),
             });
+        }
+        self.open_beside(lane, handle, tokens)
+    }
+
+    /// The same for a dispatch whose handle another lane's open dispatch has filled.
+    pub(crate) fn open_beside(
+        &mut self,
+        lane: &Lane<B>,
+        handle: &Handle<B>,
+        tokens: u32,
+    ) -> Result<u32, DispatchError> {
+        let order = |reason: String| DispatchError::Order {
+            operation: "dispatch",
+            rank: self.dispatcher.rank(),
+            reason,
+        };
+        if !lane.dispatcher().is(&self.dispatcher) {
+            return Err(order("the lane is one of another dispatcher than the step's".to_owned()));
+        }
+        if handle.dispatcher() != self.dispatcher.id() {
+            return Err(order("the handle was made for another dispatcher".to_owned()));
+        }
+        if self.open.iter().any(|pair| pair.lane.index() == lane.index()) {
+            return Err(order(format!(
+                "lane {} still has a dispatch without its combine; combine first, or configure \
+                 another lane",
+                lane.index()
+            )));
         }
         let ordinal = self.ordinal;
         self.ordinal += 1;
-        self.open.push(OpenPair { lane: lane.clone(), handle, ordinal, tokens });
+        self.open.push(OpenPair { lane: lane.clone(), handle: handle.id(), ordinal, tokens });
+        let rows = handle.rows();
         if !self.shapes.iter().any(|(set, _)| set.id() == rows.id()) {
             self.shapes.push((rows.clone(), rows.recording_shape()));
         }

@@ -256,6 +256,10 @@ impl Backend for HostBackend {
         stream.wait()
     }
 
+    fn check(&self, stream: &HostStream) -> Result<(), BackendError> {
+        stream.check()
+    }
+
     fn blocking_calls(&self) -> u64 {
         self.inner.blocking_calls.load(Ordering::Relaxed)
     }

@@ -84,6 +84,11 @@ impl HostStream {
         self.inner.worker.wait().map_err(|failure| failure.on(&self.inner.name))
     }
 
+    /// The failure that ended the work of this stream, if there was one so far.
+    pub(super) fn check(&self) -> Result<(), BackendError> {
+        self.inner.worker.check().map_err(|failure| failure.on(&self.inner.name))
+    }
+
     pub(super) fn is_recording(&self) -> bool {
         lock(&self.inner.recorder).as_ref().is_some_and(|recorder| recorder.is_open(self.body))
     }
@@ -97,7 +102,7 @@ impl HostStream {
         if self.body.is_some() {
             return Err(refused(NAME, ENDED_BODY));
         }
-        self.inner.worker.check().map_err(|failure| failure.on(&self.inner.name))?;
+        self.check()?;
         *recorder = Some(Recorder::new());
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Pair {
         let table = memory(16);
         let at = attention.address();
         gpu.write(table.address(), &[at, at + size_of::<AttentionBlock>() as u64]);
-        let (words, outcomes) = (memory(8), mapped(16));
+        let (words, outcomes) = (memory(16), mapped(16));
         let streams = ["rank 0", "rank 1"].map(|name| gpu.backend.stream(name).expect("a stream"));
         let pair = Self { gpu, streams, control, attention, table, words, outcomes };
         // Loaded before anything spins.
@@ -79,8 +79,13 @@ impl Pair {
 
     /// Queues a meeting of `rank` with the other, which it signals if `signals`.
     fn meet(&self, rank: usize, epoch: u32, signals: bool) {
+        self.meet_at(0, rank, epoch, signals);
+    }
+
+    /// The same with one of two pairs of words.
+    fn meet_at(&self, pair: u64, rank: usize, epoch: u32, signals: bool) {
         let peer = 1 - rank;
-        let word = |rank: usize| self.words.address() + 4 * rank as u64;
+        let word = |rank: usize| self.words.address() + 8 * pair + 4 * rank as u64;
         let rank_number = u32::try_from(rank).expect("0 or 1");
         let params = MeetParams {
             wait: WaitParams {
@@ -135,12 +140,15 @@ impl Pair {
 #[test]
 fn two_streams_meet_as_often_as_they_like() {
     let Some(pair) = Pair::find("two_streams_meet_as_often_as_they_like") else { return };
-    // Epochs wrap.
-    pair.gpu.write(pair.words.address(), &[u32::MAX - 5; 2]);
+    // Epochs wrap. The pairs of words take turns: that a rank comes to one pair says that it has found
+    // what it waited for in the other, which may then be signalled again.
+    pair.gpu.write(pair.words.address(), &[u32::MAX - 5; 4]);
     for round in 0..20_u32 {
         let epoch = (u32::MAX - 4).wrapping_add(round);
-        pair.meet(0, epoch, true);
-        pair.meet(1, epoch, true);
+        for words in 0..2 {
+            pair.meet_at(words, 0, epoch, true);
+            pair.meet_at(words, 1, epoch, true);
+        }
     }
     assert_eq!((pair.outcome(0), pair.outcome(1)), (None, None));
 }

@@ -3,14 +3,13 @@
 use std::sync::mpsc;
 use std::thread;
 
-use graph_ep::overflow::OverflowError;
 use graph_ep::{
     Backend, ExpertParallel, MemoryReport, Phase, Queue, Rank, Rendezvous, ThreadGroup,
 };
 
 use super::collect::Collector;
 use super::processes::ProcessError;
-use super::rank::{self, Interrupted, Overflowed, RankError};
+use super::rank::{self, Interrupted, Overflowed, RankError, Refused};
 use super::step::StepDone;
 use super::{Plan, RunError, interrupt, line};
 use crate::args::Mode;
@@ -20,7 +19,7 @@ use crate::report::Report;
 /// How one rank ended.
 pub(super) struct RankEnd {
     rank: usize,
-    /// The most bytes that it held.
+    /// Bytes that it held at the end.
     pub(super) bytes: u64,
     result: Result<(), RankFailure>,
 }
@@ -148,16 +147,14 @@ pub(super) fn run_rank<B: Backend>(
     }
     RankEnd {
         rank,
-        bytes: groups.main.context().account().peak(),
+        bytes: groups.main.context().account().used(),
         result: result.map_err(RankFailure::Step),
     }
 }
 
 /// Whether every rank stops at the same place with the same error, so that nobody waits for another.
 fn is_collective(error: &RankError) -> bool {
-    let refused =
-        matches!(error.downcast_ref::<OverflowError>(), Some(OverflowError::Refused { .. }));
-    refused || error.downcast_ref::<Overflowed>().is_some()
+    error.downcast_ref::<Refused>().is_some() || error.downcast_ref::<Overflowed>().is_some()
 }
 
 /// Tells the other ranks, on the device and on the host, that this one is gone.
@@ -184,7 +181,11 @@ pub(super) fn first_failure(mut ends: Vec<RankEnd>) -> Result<Option<String>, Ru
                 if is_collective(&error) {
                     return Ok(Some(line(error.as_ref())));
                 }
-                told.get_or_insert_with(|| format!("rank {}: {}", end.rank, line(error.as_ref())));
+                told.get_or_insert_with(|| {
+                    let line = line(error.as_ref());
+                    let named = line.starts_with("rank ");
+                    if named { line } else { format!("rank {}: {line}", end.rank) }
+                });
             }
         }
     }

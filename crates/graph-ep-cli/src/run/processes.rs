@@ -75,8 +75,8 @@ struct End {
     failure: Option<String>,
 }
 
-/// Runs this process's rank. The report is `Some` on rank 0, which speaks for all.
-pub(super) fn run_rank<B: Backend>(plan: &Plan, backend: B) -> Result<Option<Report>, RunError> {
+/// Runs this process's rank. Rank 0 speaks for all.
+pub(super) fn run_rank<B: Backend>(plan: &Plan, backend: B) -> Result<Spoken, RunError> {
     die_with_parent();
     let memory = group::memory_reports(plan)?;
     interrupt::listen().map_err(RunError::Interrupt)?;
@@ -103,16 +103,28 @@ pub(super) fn run_rank<B: Backend>(plan: &Plan, backend: B) -> Result<Option<Rep
     let (bytes, failure) = (end.bytes, group::first_failure(vec![end])?);
     let mine = End { bytes, failure: failure.clone() };
     // A group that has failed cannot gather any more; then this rank speaks for itself.
-    let ends = gather(&groups.main, "the end of the run", &mine).unwrap_or(vec![mine]);
+    let ends = gather(&groups.main, "the end of the run", &mine);
+    let whole = ends.is_ok();
+    let ends = ends.unwrap_or(vec![mine]);
     let bytes = ends.iter().map(|end| end.bytes).max().unwrap_or(0);
     let failure = failure.or_else(|| ends.into_iter().find_map(|end| end.failure));
     match collector {
-        Some(collector) => Ok(Some(collector.finish(failure, bytes))),
+        Some(collector) => Ok(Spoken::Report(Box::new(collector.finish(failure, bytes)))),
         None => match failure {
-            None => Ok(None),
+            None => Ok(Spoken::Nothing(Verdict::Verified)),
+            // Rank 0 says so for all.
+            Some(_) if whole => Ok(Spoken::Nothing(Verdict::Failed)),
             Some(failure) => Err(RunError::Rank { rank, failure }),
         },
     }
+}
+
+/// What one rank has to say to a person.
+pub(super) enum Spoken {
+    /// Rank 0's report of all.
+    Report(Box<Report>),
+    /// Nothing, but how it ended.
+    Nothing(Verdict),
 }
 
 /// Exchanges one value of every rank.

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::num::NonZeroU32;
 
+use graph_ep::overflow::Refusal;
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
     Adjustments, Backend, Buffer, DeviceSlice, ExpertParallel, GrowthPolicy, MoeLayer,
@@ -25,6 +26,18 @@ pub(super) type RankError = Box<dyn Error + Send + Sync + 'static>;
 #[error("step {step} requires more rows than there are, and --mode static does not grow")]
 pub(super) struct Overflowed {
     step: usize,
+}
+
+/// A step overflowed, and a rank cannot grow. Every rank stops there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "step {step} cannot be recovered: rank {by} requires {} rows and has {}: {}",
+    refusal.required, refusal.budget, refusal.reason
+)]
+pub(super) struct Refused {
+    step: usize,
+    by: usize,
+    refusal: Refusal,
 }
 
 /// Ctrl-C.
@@ -61,6 +74,10 @@ pub(super) fn run<B: Backend>(
             Err(OverflowError::Overflow { report }) => {
                 done(StepDone::new(rank, step, &report, Tally::default()))?;
                 return Err(Overflowed { step }.into());
+            }
+            Err(OverflowError::Refused { rank: by, refusal, report }) => {
+                done(StepDone::new(rank, step, &report, Tally::default()))?;
+                return Err(Refused { step, by: by.index(), refusal }.into());
             }
             Err(error) => return Err(error.into()),
         };

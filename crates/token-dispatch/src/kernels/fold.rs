@@ -92,12 +92,13 @@ impl Kernel for Acknowledge {
         if waiter.fault(Phase::Acknowledge).is_some() {
             return;
         }
-        // SAFETY: see above; the lane's state is touched only by operations of its own stream.
-        let (blocks, step, epoch) = unsafe {
-            let lane: &mut LaneState = &mut table_mut(p.lane.state, 1)[0];
-            lane.acknowledge_epoch = lane.acknowledge_epoch.wrapping_add(1);
-            (LaneBlocks::new(&p.lane, g), StepView::new(p.state), lane.acknowledge_epoch)
+        // The words of combine, with the epoch of the dispatch that is closed: whether a pair ends
+        // in a combine or here, its words move on by one.
+        // SAFETY: see above.
+        let (blocks, step, lane) = unsafe {
+            (LaneBlocks::new(&p.lane, g), StepView::new(p.state), load::<LaneState>(p.lane.state))
         };
+        let epoch = lane.epoch;
         for to in blocks.peers_first() {
             let header = CombineHeader {
                 step: step.step(),
@@ -111,7 +112,7 @@ impl Kernel for Acknowledge {
             unsafe {
                 let headers = blocks.at(to, g.lane.combine_headers);
                 store(headers + (rank * size_of::<CombineHeader>()) as u64, header);
-                let words = blocks.at(to, g.lane.acknowledge_words);
+                let words = blocks.at(to, g.lane.combine_words);
                 waiter.signal(
                     Rank::from_index(to),
                     words + (rank * size_of::<u32>()) as u64,
@@ -119,7 +120,7 @@ impl Kernel for Acknowledge {
                 );
             }
         }
-        let words = blocks.own(g.lane.acknowledge_words);
+        let words = blocks.own(g.lane.combine_words);
         // SAFETY: the words of every rank in this rank's own block, signalled by peers; once they are
         // acquired the headers may be read.
         unsafe {

@@ -1,0 +1,336 @@
+// From expert ids to a list for each destination.
+//
+// The lists are in the order of tokens, and a pair's number among those of its expert too. They come
+// from a scan and never from a race: each warp of one block takes a stretch of consecutive tokens and
+// counts it, sums over the warps say where each stretch begins, and each warp then goes through its
+// stretch again, in order, with running counts of its own.
+//
+// Within a warp the choices of one token lie in neighbouring lanes, and as many tokens as fit stand side
+// by side. Compiled for TOP_K, the most choices of a token.
+#pragma once
+
+#include "lane.cuh"
+#include "scan.cuh"
+
+#ifndef TOP_K
+#define TOP_K 64
+#endif
+
+namespace lists {
+
+using scan::lane;
+using scan::WARP;
+using scan::WHOLE;
+
+constexpr u32 ceil_power_of_two(u32 value) {
+    u32 power = 1;
+    while (power < value) {
+        power *= 2;
+    }
+    return power;
+}
+
+// Lanes of a token, choices of a lane, tokens side by side.
+constexpr u32 GROUP = TOP_K >= WARP ? WARP : ceil_power_of_two(TOP_K);
+constexpr u32 SPLIT = (TOP_K + GROUP - 1) / GROUP;
+constexpr u32 ABREAST = WARP / GROUP;
+
+// Which of the token's choices is the `part`-th of this lane.
+__device__ __forceinline__ u32 choice_of(u32 part) { return part * GROUP + lane() % GROUP; }
+
+// Where the counts of a warp's tokens are: of pairs for each expert slot of each rank, of items and
+// pairs for each rank.
+struct Counts {
+    u32 *experts;
+    u32 *ranks;
+};
+
+// What a lane knows of its choices of one token.
+struct Choices {
+    // The rank and the expert: the order in which a token's pairs stand. NONE: no valid choice.
+    u32 key[SPLIT];
+    u32 slot[SPLIT];
+    // The pairs of the token for the same rank, and those of them before this one.
+    u32 pairs[SPLIT];
+    u32 place[SPLIT];
+    // Ranks before this one that the token goes to.
+    u32 reached[SPLIT];
+    // All ranks that it goes to.
+    u32 fanout;
+
+    __device__ __forceinline__ bool valid(u32 part) const { return key[part] != NONE; }
+    __device__ __forceinline__ bool leads(u32 part) const { return valid(part) && place[part] == 0; }
+    __device__ __forceinline__ u32 rank(u32 part) const { return key[part] >> 16; }
+};
+
+// Ids that are none, by why.
+struct BadIds {
+    u32 invalid = 0;
+    u32 repeated = 0;
+};
+
+// Reads the choices of a token; a whole warp calls this, whose lanes without a token say so.
+__device__ __forceinline__ Choices look(const RouteParams &p, u32 token, bool present, BadIds &bad) {
+    const Geometry &g = p.geometry;
+    Choices c;
+#pragma unroll
+    for (u32 part = 0; part < SPLIT; ++part) {
+        c.key[part] = NONE;
+        c.slot[part] = 0;
+        if (present && choice_of(part) < g.top_k) {
+            const u64 entry = u64(token) * g.top_k + choice_of(part);
+            const i64 id = p.id_bytes == 8 ? at<const i64>(p.topk_ids)[entry]
+                                           : i64(at<const i32>(p.topk_ids)[entry]);
+            if (id >= 0 && id < i64(g.experts)) {
+                const ExpertHomeEntry home = at<const ExpertHomeEntry>(p.homes)[id];
+                // There are at most 2^16 experts, and fewer ranks.
+                c.key[part] = home.rank << 16 | u32(id);
+                c.slot[part] = home.slot;
+            } else {
+                bad.invalid += id != -1;
+            }
+        }
+    }
+    // Of choices that name the same expert the first counts.
+    bool repeated[SPLIT] = {};
+#pragma unroll
+    for (u32 other_part = 0; other_part < SPLIT; ++other_part) {
+        for (u32 from = 0; from < GROUP; ++from) {
+            const u32 other = __shfl_sync(WHOLE, c.key[other_part], from, GROUP);
+#pragma unroll
+            for (u32 part = 0; part < SPLIT; ++part) {
+                const bool before = other_part * GROUP + from < choice_of(part);
+                repeated[part] |= before && other == c.key[part] && other != NONE;
+            }
+        }
+    }
+    u32 lead[SPLIT];
+#pragma unroll
+    for (u32 part = 0; part < SPLIT; ++part) {
+        bad.repeated += repeated[part];
+        c.key[part] = repeated[part] ? NONE : c.key[part];
+        c.pairs[part] = c.place[part] = c.reached[part] = 0;
+    }
+#pragma unroll
+    for (u32 other_part = 0; other_part < SPLIT; ++other_part) {
+        for (u32 from = 0; from < GROUP; ++from) {
+            const u32 other = __shfl_sync(WHOLE, c.key[other_part], from, GROUP);
+#pragma unroll
+            for (u32 part = 0; part < SPLIT; ++part) {
+                const bool same = other != NONE && other >> 16 == c.rank(part);
+                c.pairs[part] += same;
+                c.place[part] += same && other < c.key[part];
+            }
+        }
+    }
+#pragma unroll
+    for (u32 part = 0; part < SPLIT; ++part) {
+        lead[part] = c.leads(part) ? c.rank(part) : NONE;
+    }
+    c.fanout = 0;
+#pragma unroll
+    for (u32 other_part = 0; other_part < SPLIT; ++other_part) {
+        for (u32 from = 0; from < GROUP; ++from) {
+            const u32 other = __shfl_sync(WHOLE, lead[other_part], from, GROUP);
+            c.fanout += other != NONE;
+#pragma unroll
+            for (u32 part = 0; part < SPLIT; ++part) {
+                c.reached[part] += other < c.rank(part);
+            }
+        }
+    }
+    return c;
+}
+
+// Adds the choices to the counts.
+__device__ __forceinline__ void count(const Geometry &g, const Choices &c, const Counts &counts) {
+#pragma unroll
+    for (u32 part = 0; part < SPLIT; ++part) {
+        if (c.valid(part)) {
+            atomicAdd(counts.experts + c.rank(part) * g.slots + c.slot[part], 1u);
+        }
+        if (c.leads(part)) {
+            atomicAdd(counts.ranks + 2 * c.rank(part), 1u);
+            atomicAdd(counts.ranks + 2 * c.rank(part) + 1, c.pairs[part]);
+        }
+    }
+}
+
+// Writes the list entries of the tokens that stand side by side, of which this lane has `token`.
+// `counts` is what came before them; `bases` is where each rank's lists begin.
+__device__ __forceinline__ void write(const RouteParams &p, const Blocks &blocks, const Choices &c,
+                                      u32 token, bool present, const Counts &counts,
+                                      const u32 *bases) {
+    const Geometry &g = p.geometry;
+    Item *items = blocks.own<Item>(g.lane.items);
+    Pair *pairs = blocks.own<Pair>(g.lane.pairs);
+    Destination *destinations = at<Destination>(p.handle.destinations) + u64(token) * g.fanout;
+    // Lanes of tokens before this one. None where a token fills the warp.
+    const u32 before = (1u << (lane() / GROUP * GROUP)) - 1;
+#pragma unroll
+    for (u32 part = 0; part < SPLIT; ++part) {
+        const u32 rank = c.rank(part);
+        const u32 slot = c.slot[part];
+        u32 items_before = 0;
+        u32 pairs_before = 0;
+        u32 same_before = 0;
+        if constexpr (ABREAST > 1) {
+            const u32 bucket = c.valid(part) ? rank * g.slots + slot : NONE;
+            const u32 leaders = __ballot_sync(WHOLE, c.leads(part));
+            const u32 same_rank = __match_any_sync(WHOLE, c.valid(part) ? rank : NONE) & before;
+            same_before = __popc(__match_any_sync(WHOLE, bucket) & before);
+            items_before = __popc(same_rank & leaders);
+            pairs_before = __popc(same_rank);
+        }
+        if (!c.valid(part)) {
+            continue;
+        }
+        const u32 position = counts.ranks[2 * rank] + items_before;
+        const u32 pair_begin = counts.ranks[2 * rank + 1] + pairs_before;
+        const u32 index = counts.experts[rank * g.slots + slot] + same_before;
+        float weight = 1.0f;
+        if (p.topk_weights != 0) {
+            weight = at<const float>(p.topk_weights)[u64(token) * g.top_k + choice_of(part)];
+        }
+        pairs[bases[2 * rank + 1] + pair_begin + c.place[part]] =
+            Pair{slot, index, weight, choice_of(part)};
+        if (c.leads(part)) {
+            items[bases[2 * rank] + position] =
+                Item{token, token * g.fanout + c.reached[part], pair_begin, c.pairs[part]};
+            destinations[c.reached[part]] = Destination{rank, position};
+        }
+    }
+    if (!present) {
+        return;
+    }
+    if (lane() % GROUP == 0) {
+        at<u32>(p.handle.fanouts)[token] = c.fanout;
+    }
+    for (u32 i = c.fanout + lane() % GROUP; i < g.fanout; i += GROUP) {
+        destinations[i] = Destination{NONE, NONE};
+    }
+}
+
+// The memory of one block's counting: in shared memory for as many warps as it has room for, or, where
+// it has none, in the lane's scratch for one warp.
+class Tables {
+  public:
+    __device__ __forceinline__ Tables(const RouteParams &p, u32 *shared, u32 shared_words)
+        : experts_(p.geometry.world * p.geometry.slots), ranks_(2 * p.geometry.world),
+          bases_(shared), shared_(shared + ranks_), p_(p) {
+        const u32 left = shared_words - ranks_;
+        warps_ = min(blockDim.x / WARP, left / (experts_ + ranks_));
+        in_shared_ = warps_ != 0;
+        warps_ = max(warps_, 1u);
+    }
+
+    __device__ __forceinline__ u32 warps() const { return warps_; }
+    __device__ __forceinline__ const u32 *bases() const { return bases_; }
+
+    __device__ __forceinline__ Counts of_warp(u32 warp) const {
+        if (!in_shared_) {
+            return totals();
+        }
+        u32 *experts = shared_ + warp * (experts_ + ranks_);
+        return Counts{experts, experts + experts_};
+    }
+
+    __device__ __forceinline__ void clear() const {
+        for (u32 warp = 0; warp < warps_; ++warp) {
+            const Counts counts = of_warp(warp);
+            for (u32 i = threadIdx.x; i < experts_; i += blockDim.x) {
+                counts.experts[i] = 0;
+            }
+            for (u32 i = threadIdx.x; i < ranks_; i += blockDim.x) {
+                counts.ranks[i] = 0;
+            }
+        }
+        __syncthreads();
+    }
+
+    // Turns the counts of the warps into where each of them begins, and leaves the totals in the
+    // lane's scratch, where the announcement finds them.
+    __device__ __forceinline__ void sum() const {
+        const Counts all = totals();
+        if (in_shared_) {
+            for (u32 i = threadIdx.x; i < experts_ + ranks_; i += blockDim.x) {
+                u32 before = 0;
+                for (u32 warp = 0; warp < warps_; ++warp) {
+                    u32 *entry = shared_ + warp * (experts_ + ranks_) + i;
+                    const u32 own = *entry;
+                    *entry = before;
+                    before += own;
+                }
+                (i < experts_ ? all.experts[i] : all.ranks[i - experts_]) = before;
+            }
+            __syncthreads();
+        }
+        u32 items = 0;
+        u32 pairs = 0;
+        for (u32 first = 0; first < p_.geometry.world; first += blockDim.x) {
+            const u32 rank = first + threadIdx.x;
+            const bool mine = rank < p_.geometry.world;
+            u32 more_items, more_pairs;
+            const u32 items_before =
+                scan::block_exclusive(mine ? all.ranks[2 * rank] : 0, more_items);
+            const u32 pairs_before =
+                scan::block_exclusive(mine ? all.ranks[2 * rank + 1] : 0, more_pairs);
+            if (mine) {
+                bases_[2 * rank] = items + items_before;
+                bases_[2 * rank + 1] = pairs + pairs_before;
+            }
+            items += more_items;
+            pairs += more_pairs;
+        }
+        __syncthreads();
+        if (!in_shared_) {
+            // Counted again from zero while the lists are written, so that they end as they were.
+            clear();
+        }
+    }
+
+  private:
+    __device__ __forceinline__ Counts totals() const {
+        return Counts{at<u32>(p_.expert_counts), at<u32>(p_.rank_counts)};
+    }
+
+    u32 experts_;
+    u32 ranks_;
+    u32 *bases_;
+    u32 *shared_;
+    const RouteParams &p_;
+    u32 warps_;
+    bool in_shared_;
+};
+
+// Builds all lists; one whole block calls this.
+__device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks, u32 tokens,
+                                      u32 *shared, u32 shared_words) {
+    const Tables tables(p, shared, shared_words);
+    const u32 warp = threadIdx.x / WARP;
+    const u32 stretch = (tokens + tables.warps() - 1) / tables.warps();
+    const u32 begin = min(warp * stretch, tokens);
+    const u32 end = warp < tables.warps() ? min(begin + stretch, tokens) : begin;
+    const Counts counts = tables.of_warp(min(warp, tables.warps() - 1));
+    tables.clear();
+    BadIds bad;
+    for (u32 first = begin; first < end; first += ABREAST) {
+        const u32 token = first + lane() / GROUP;
+        count(p.geometry, look(p, token, token < end, bad), counts);
+    }
+    StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
+    __syncthreads();
+    tables.sum();
+    for (u32 first = begin; first < end; first += ABREAST) {
+        const u32 token = first + lane() / GROUP;
+        const bool present = token < end;
+        const Choices c = look(p, token, present, bad);
+        write(p, blocks, c, token, present, counts, tables.bases());
+        __syncwarp();
+        count(p.geometry, c, counts);
+        __syncwarp();
+    }
+    __syncthreads();
+}
+
+} // namespace lists
