@@ -84,7 +84,7 @@ __device__ __forceinline__ void conclude(const CountParams &p, u32 items, u32 pa
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512) count(const __grid_constant__ CountParams p) {
+extern "C" __global__ void __launch_bounds__(512, 1) count(const __grid_constant__ CountParams p) {
     using wait::Phase;
     const Geometry &g = p.geometry;
     const wait::Waiter waiter(p.wait);

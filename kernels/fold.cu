@@ -1,7 +1,7 @@
 #include "fold.cuh"
 
 // Waits for the partial sums of every rank. One block, since it waits.
-extern "C" __global__ void __launch_bounds__(256) fold(const __grid_constant__ FoldParams p) {
+extern "C" __global__ void __launch_bounds__(256, 2) fold(const __grid_constant__ FoldParams p) {
     const Geometry &g = p.geometry;
     const wait::Waiter waiter(p.wait);
     if (faulted(waiter)) {

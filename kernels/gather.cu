@@ -108,7 +108,7 @@ __device__ __forceinline__ void bring(const GatherParams &p, const Blocks &block
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ GatherParams p) {
+extern "C" __global__ void __launch_bounds__(256, 2) gather(const __grid_constant__ GatherParams p) {
     const Geometry &g = p.geometry;
     if (faulted(wait::Waiter(p.wait))) {
         return;

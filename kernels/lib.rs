@@ -17,9 +17,30 @@ pub const PTX: Text = ("ptx.cuh", include_str!("ptx.cuh"));
 pub const WAIT: Text = ("wait.cuh", include_str!("wait.cuh"));
 /// The condition of a loop in a graph.
 pub const LOOP: Text = ("loop.cuh", include_str!("loop.cuh"));
+/// The structs that lie in memory which ranks, kernels and the host share.
+pub const STRUCTS: Text = ("structs.cuh", include_str!("structs.cuh"));
+/// The parameter blocks of the kernels of dispatch and combine.
+pub const PARAMS: Text = ("params.cuh", include_str!("params.cuh"));
+/// A lane and the counters of a step; the last block to arrive.
+pub const LANE: Text = ("lane.cuh", include_str!("lane.cuh"));
+/// Sums over the threads of a block.
+pub const SCAN: Text = ("scan.cuh", include_str!("scan.cuh"));
+/// Number formats and their roundings.
+pub const DTYPE: Text = ("dtype.cuh", include_str!("dtype.cuh"));
+/// Moving and adding rows.
+pub const ROWS: Text = ("rows.cuh", include_str!("rows.cuh"));
+/// The items of a window.
+pub const ITEMS: Text = ("items.cuh", include_str!("items.cuh"));
+/// Lists for each destination.
+pub const LISTS: Text = ("lists.cuh", include_str!("lists.cuh"));
+/// Tokens to where peers read them.
+pub const STAGE: Text = ("stage.cuh", include_str!("stage.cuh"));
+/// Folding what every rank said into the counters of a step.
+pub const FOLD: Text = ("fold.cuh", include_str!("fold.cuh"));
 
 /// Every header, for a kernel that need not choose.
-pub const HEADERS: &[Text] = &[TYPES, PTX, WAIT, LOOP];
+pub const HEADERS: &[Text] =
+    &[TYPES, PTX, WAIT, LOOP, STRUCTS, PARAMS, LANE, SCAN, DTYPE, ROWS, ITEMS, LISTS, STAGE, FOLD];
 
 /// Kernels of the tests of the CUDA backend.
 pub mod probes {
@@ -32,3 +53,45 @@ pub mod probes {
     /// Signals a peer, waits for it, and says how the wait ended.
     pub const MEET: Text = ("probes/meet.cu", include_str!("probes/meet.cu"));
 }
+
+/// Kernels of dispatch and combine.
+pub mod dispatch {
+    use super::Text;
+
+    /// Counts a step and clears what is counted within one.
+    pub const STEP_BEGIN: Text = ("step_begin.cu", include_str!("step_begin.cu"));
+    /// The sender's half of dispatch.
+    pub const ROUTE: Text = ("route.cu", include_str!("route.cu"));
+    /// The wait for the senders of a dispatch.
+    pub const COUNT: Text = ("count.cu", include_str!("count.cu"));
+    /// Takes the next window of a dispatch.
+    pub const WINDOW: Text = ("window.cu", include_str!("window.cu"));
+    /// Brings the rows of a window.
+    pub const GATHER: Text = ("gather.cu", include_str!("gather.cu"));
+    /// The expert rank's half of combine.
+    pub const REDUCE_PUSH: Text = ("reduce_push.cu", include_str!("reduce_push.cu"));
+    /// The wait for the partial sums of a combine.
+    pub const FOLD: Text = ("fold.cu", include_str!("fold.cu"));
+    /// The owner's half of combine.
+    pub const REDUCE: Text = ("reduce.cu", include_str!("reduce.cu"));
+    /// Stages gradients along the routes of a kept handle.
+    pub const RESTAGE: Text = ("restage.cu", include_str!("restage.cu"));
+    /// The wait for such gradients.
+    pub const ACQUIRE: Text = ("acquire.cu", include_str!("acquire.cu"));
+    /// Brings gradients to the rows of their tokens.
+    pub const REGATHER: Text = ("regather.cu", include_str!("regather.cu"));
+    /// Returns gradients of weights that the caller computed.
+    pub const PUSH_WEIGHT_GRADS: Text =
+        ("push_weight_grads.cu", include_str!("push_weight_grads.cu"));
+    /// The closing round of a step that ends in a dispatch.
+    pub const ACKNOWLEDGE: Text = ("acknowledge.cu", include_str!("acknowledge.cu"));
+    /// Publishes the record of a step.
+    pub const STEP_END: Text = ("step_end.cu", include_str!("step_end.cu"));
+    /// Lets steps run again behind an over-budget one.
+    pub const RESUME: Text = ("resume.cu", include_str!("resume.cu"));
+    /// Gives the group up.
+    pub const ABANDON: Text = ("abandon.cu", include_str!("abandon.cu"));
+}
+
+/// Experts that need no weights: for demonstrations, tests and benchmarks.
+pub const SYNTHETIC_EXPERTS: Text = ("synthetic_experts.cu", include_str!("synthetic_experts.cu"));

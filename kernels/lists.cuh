@@ -22,7 +22,7 @@ using scan::lane;
 using scan::WARP;
 using scan::WHOLE;
 
-constexpr u32 ceil_power_of_two(u32 value) {
+__device__ constexpr u32 ceil_power_of_two(u32 value) {
     u32 power = 1;
     while (power < value) {
         power *= 2;

@@ -60,7 +60,7 @@ struct RouteParams {
     u32 ordinal;
     u32 dependent;
 };
-SAME_LAYOUT(RouteParams, 424, dependent, 420);
+SAME_LAYOUT(RouteParams, 416, dependent, 412);
 
 struct CountParams {
     Geometry geometry;
@@ -78,7 +78,7 @@ struct CountParams {
     u32 reserved;
     u64 condition;
 };
-SAME_LAYOUT(CountParams, 392, condition, 384);
+SAME_LAYOUT(CountParams, 384, condition, 376);
 
 struct WindowParams {
     Geometry geometry;
@@ -91,7 +91,7 @@ struct WindowParams {
     u32 last;
     u64 condition;
 };
-SAME_LAYOUT(WindowParams, 368, condition, 360);
+SAME_LAYOUT(WindowParams, 360, condition, 352);
 
 struct GatherParams {
     Geometry geometry;
@@ -101,7 +101,7 @@ struct GatherParams {
     u64 rows;
     u64 scales;
 };
-SAME_LAYOUT(GatherParams, 352, scales, 344);
+SAME_LAYOUT(GatherParams, 344, scales, 336);
 
 struct ReducePushParams {
     Geometry geometry;
@@ -115,7 +115,7 @@ struct ReducePushParams {
     u32 release;
     u32 weighted;
 };
-SAME_LAYOUT(ReducePushParams, 368, weighted, 364);
+SAME_LAYOUT(ReducePushParams, 360, weighted, 356);
 
 struct FoldParams {
     Geometry geometry;
@@ -126,7 +126,7 @@ struct FoldParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(FoldParams, 248, reserved, 244);
+SAME_LAYOUT(FoldParams, 240, reserved, 236);
 
 struct ReduceParams {
     Geometry geometry;
@@ -136,7 +136,7 @@ struct ReduceParams {
     u64 output;
     u64 weight_grads;
 };
-SAME_LAYOUT(ReduceParams, 352, weight_grads, 344);
+SAME_LAYOUT(ReduceParams, 344, weight_grads, 336);
 
 struct RestageParams {
     Geometry geometry;
@@ -148,7 +148,7 @@ struct RestageParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(RestageParams, 360, reserved, 356);
+SAME_LAYOUT(RestageParams, 352, reserved, 348);
 
 struct AcquireParams {
     Geometry geometry;
@@ -158,7 +158,7 @@ struct AcquireParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcquireParams, 240, reserved, 236);
+SAME_LAYOUT(AcquireParams, 232, reserved, 228);
 
 struct RegatherParams {
     Geometry geometry;
@@ -168,7 +168,7 @@ struct RegatherParams {
     u64 rows;
     u64 expert_rows;
 };
-SAME_LAYOUT(RegatherParams, 352, expert_rows, 344);
+SAME_LAYOUT(RegatherParams, 344, expert_rows, 336);
 
 struct PushWeightGradsParams {
     Geometry geometry;
@@ -177,7 +177,7 @@ struct PushWeightGradsParams {
     HandleParams handle;
     u64 row_grads;
 };
-SAME_LAYOUT(PushWeightGradsParams, 344, row_grads, 336);
+SAME_LAYOUT(PushWeightGradsParams, 336, row_grads, 328);
 
 struct AcknowledgeParams {
     Geometry geometry;
@@ -188,7 +188,7 @@ struct AcknowledgeParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcknowledgeParams, 248, reserved, 244);
+SAME_LAYOUT(AcknowledgeParams, 240, reserved, 236);
 
 struct StepEndParams {
     wait::WaitParams wait;

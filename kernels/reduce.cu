@@ -30,7 +30,7 @@ __device__ __forceinline__ void add_partials(const ReduceParams &p, const Blocks
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__ ReduceParams p) {
+extern "C" __global__ void __launch_bounds__(256, 2) reduce(const __grid_constant__ ReduceParams p) {
     const Geometry &g = p.geometry;
     if (faulted(wait::Waiter(p.wait))) {
         return;

@@ -49,7 +49,7 @@ __device__ __forceinline__ void release(const ReducePushParams &p, const Blocks 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     reduce_push(const __grid_constant__ ReducePushParams p) {
     const wait::Waiter waiter(p.wait);
     const Blocks blocks(p.lane, p.geometry);

@@ -76,7 +76,7 @@ __device__ __forceinline__ void announce(const RouteParams &p, const Blocks &blo
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512) route(const __grid_constant__ RouteParams p) {
+extern "C" __global__ void __launch_bounds__(512, 1) route(const __grid_constant__ RouteParams p) {
     const wait::Waiter waiter(p.wait);
     const Blocks blocks(p.lane, p.geometry);
     const u32 given = p.num_tokens_word != 0 ? *at<const u32>(p.num_tokens_word) : p.num_tokens;

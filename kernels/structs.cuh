@@ -16,7 +16,6 @@ constexpr u32 TRANSFER_PULL = 0;
 struct LaneLayout {
     u64 dispatch_words;
     u64 combine_words;
-    u64 acknowledge_words;
     u64 dispatch_headers;
     u64 combine_headers;
     u64 counts;
@@ -28,7 +27,7 @@ struct LaneLayout {
     u64 weight_grads;
     u64 bytes;
 };
-SAME_LAYOUT(LaneLayout, 104, bytes, 96);
+SAME_LAYOUT(LaneLayout, 96, bytes, 88);
 
 // The sizes that every kernel works with.
 struct Geometry {
@@ -54,7 +53,7 @@ struct Geometry {
     u32 reserved;
     LaneLayout lane;
 };
-SAME_LAYOUT(Geometry, 184, lane, 80);
+SAME_LAYOUT(Geometry, 176, lane, 80);
 
 // What a sender tells each rank in a dispatch.
 struct alignas(16) DispatchHeader {
@@ -133,11 +132,9 @@ SAME_LAYOUT(ExpertHomeEntry, 8, slot, 4);
 // A lane's words in private device memory.
 struct LaneState {
     u32 epoch;
-    u32 acknowledge_epoch;
     u32 arrivals;
-    u32 reserved;
 };
-SAME_LAYOUT(LaneState, 16, reserved, 12);
+SAME_LAYOUT(LaneState, 8, arrivals, 4);
 
 // What a rank counts over one step. Lanes may count at the same time; see `StepView`.
 struct StepState {

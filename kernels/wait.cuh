@@ -30,6 +30,7 @@ enum class FaultKind : u32 {
     StaleGraph = 4,
     TooManyTokens = 5,
     Failed = 6,
+    NoProgress = 7,
 };
 
 struct WaitParams {

@@ -165,7 +165,7 @@ __device__ __forceinline__ void conclude(const WindowParams &p, const wait::Wait
     }
 }
 
-extern "C" __global__ void __launch_bounds__(1024) window(const __grid_constant__ WindowParams p) {
+extern "C" __global__ void __launch_bounds__(1024, 1) window(const __grid_constant__ WindowParams p) {
     const Geometry &g = p.geometry;
     const wait::Waiter waiter(p.wait);
     if (faulted(waiter)) {

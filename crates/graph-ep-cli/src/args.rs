@@ -33,6 +33,8 @@ pub enum Command {
     /// Spread router decisions over ranks, record each step in a graph, replay it, recover when
     /// routing overflows, and verify that no token was lost
     Run(RunArgs),
+    /// Say what there is to run on: GPUs, driver, compiler, links, limits, and which modes will work
+    Doctor,
 }
 
 /// Arguments of `graph-ep run`.
@@ -135,7 +137,7 @@ mod tests {
     fn parse(line: &str) -> Result<RunArgs, clap::Error> {
         let words = ["graph-ep", "run"].into_iter().chain(line.split_whitespace());
         Cli::try_parse_from(words).map(|cli| {
-            let Command::Run(args) = cli.command;
+            let Command::Run(args) = cli.command else { panic!("another command") };
             args
         })
     }

@@ -15,6 +15,7 @@
 
 pub mod args;
 pub mod demand;
+pub mod doctor;
 pub mod output;
 pub mod plot;
 pub mod progress;

@@ -7,12 +7,17 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use graph_ep_cli::args::{Cli, Command};
+use graph_ep_cli::doctor;
 use graph_ep_cli::run::{self, RunError};
 use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {
+    allow_many_streams();
     // Arguments that do not parse end here, with exit code 2.
-    let Command::Run(args) = Cli::parse().command;
+    let args = match Cli::parse().command {
+        Command::Run(args) => args,
+        Command::Doctor => return doctor::run().into(),
+    };
     trace_to_stderr(args.verbose);
     match run::run(&args) {
         Ok(verdict) => verdict.into(),
@@ -20,6 +25,16 @@ fn main() -> ExitCode {
             complain(&error);
             error.verdict().into()
         }
+    }
+}
+
+/// Asks the CUDA driver for as many hardware queues as it has: ranks that share a GPU wait for each
+/// other there, and must not stand in one queue. Has to be said before the driver is first used.
+fn allow_many_streams() {
+    const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: no other thread exists yet that could read the environment.
+        unsafe { std::env::set_var(VARIABLE, "32") };
     }
 }
 

@@ -5,6 +5,7 @@
 //! (`processes`), which shows it and adds it up (`collect`).
 
 mod collect;
+mod device;
 mod group;
 mod interrupt;
 mod processes;
@@ -15,13 +16,13 @@ mod verify;
 
 use std::error::Error;
 
-use graph_ep::HostBackend;
-use graph_ep::ep_context::host::HostOptions;
+use device::Devices;
+use graph_ep::{Backend, BackendError, HostBackend};
 
 pub use processes::ProcessError;
 use processes::Spoken;
 
-use crate::args::{ArgsError, BackendChoice, Mode, RunArgs};
+use crate::args::{ArgsError, Mode, RunArgs};
 use crate::demand;
 use crate::output::OutputError;
 use crate::plot::{self, PlotError};
@@ -45,14 +46,9 @@ pub enum RunError {
     /// The routing cannot be made, or not be spread over so many ranks.
     #[error("the routing does not fit the run")]
     Routing(#[source] RoutingError),
-    /// What was asked for does not exist yet.
-    #[error("{what} is not built yet; {instead}")]
-    NotBuilt {
-        /// What was asked for.
-        what: &'static str,
-        /// What can be had.
-        instead: &'static str,
-    },
+    /// There is no device of the kind that was asked for.
+    #[error("--backend cuda cannot be used")]
+    Device(#[source] BackendError),
     /// The sizes are more than a rank can be made for.
     #[error("{what} is {value}, more than the {limit} that this version is made for")]
     TooLarge {
@@ -114,7 +110,7 @@ impl RunError {
             Self::Args(_)
             | Self::Trace(_)
             | Self::Routing(_)
-            | Self::NotBuilt { .. }
+            | Self::Device(_)
             | Self::TooLarge { .. }
             | Self::TooSmall { .. }
             | Self::Setup(_) => Verdict::BadInput,
@@ -147,30 +143,33 @@ struct Plan {
 /// [`RunError`], if the run could not begin or not come to a verdict.
 pub fn run(args: &RunArgs) -> Result<Verdict, RunError> {
     args.check_outputs()?;
-    if args.backend == BackendChoice::Cuda {
-        return Err(RunError::NotBuilt {
-            what: "--backend cuda",
-            instead: "--backend host runs the same protocol without a GPU",
-        });
-    }
-    if args.backend == BackendChoice::Auto {
-        tracing::info!("no GPU backend in this version: running on the host");
-    }
-    let host = |rank: usize| HostBackend::new(HostOptions::new(format!("rank-{rank}")));
-    if !args.processes {
-        let plan = Plan::new(args)?;
-        return conclude(args, &group::run(&plan, host)?);
-    }
-    if !processes::is_rank() {
+    let joins = args.processes && processes::is_rank();
+    if args.processes && !joins {
         // What a rank would refuse is refused once, here.
         let plan = Plan::new(args)?;
         group::memory_reports(&plan)?;
         return Ok(processes::spawn(args.ranks)?);
     }
-    // The launcher says how many ranks there are.
-    let args = &RunArgs { ranks: processes::world()?, ..args.clone() };
+    // A launcher says itself how many ranks there are.
+    let ranks = if joins { processes::world()? } else { args.ranks };
+    let args = &RunArgs { ranks, ..args.clone() };
+    match Devices::find(args.backend).map_err(RunError::Device)? {
+        Devices::Host => run_on(args, joins, device::host),
+        Devices::Cuda(gpus) => run_on(args, joins, |rank| device::cuda(&gpus, rank)),
+    }
+}
+
+/// The same, on devices that `backend` makes for each rank.
+fn run_on<B: Backend>(
+    args: &RunArgs,
+    joins: bool,
+    backend: impl Fn(usize) -> Result<B, BackendError> + Sync,
+) -> Result<Verdict, RunError> {
     let plan = Plan::new(args)?;
-    match processes::run_rank(&plan, host(0))? {
+    if !joins {
+        return conclude(args, &group::run(&plan, backend)?);
+    }
+    match processes::run_rank(&plan, backend)? {
         Spoken::Report(report) => conclude(args, &report),
         Spoken::Nothing(verdict) => Ok(verdict),
     }

@@ -8,8 +8,9 @@
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use ep_context::{Backend, Buffer, Kernel, LaunchShape, Queue, Rank, Specialization};
+use ep_context::{Backend, Buffer, Kernel, KernelSource, LaunchShape, Queue, Rank, Specialization};
 use graph_capture::BodyError;
+use graph_ep_kernels::{HEADERS, SYNTHETIC_EXPERTS};
 use token_dispatch::{DType, DispatchConfig, ExpertMap};
 
 use crate::error::Error;
@@ -71,6 +72,11 @@ pub struct SyntheticExpertKernel;
 impl Kernel for SyntheticExpertKernel {
     type Params = SyntheticExpertParams;
     const NAME: &'static str = "synthetic_experts";
+    const SOURCE: Option<KernelSource> = Some(KernelSource {
+        file: SYNTHETIC_EXPERTS.0,
+        text: SYNTHETIC_EXPERTS.1,
+        headers: HEADERS,
+    });
 
     unsafe fn run_on_host(p: &SyntheticExpertParams) {
         let local = p.local_experts as usize;

@@ -8,7 +8,7 @@
 //! After rounds a handle knows the last window only. [`Lane::rounds_backward`] therefore builds the
 //! routes again from the same ids and gathers each window again, tokens and gradients alike.
 
-use ep_context::{Backend, DeviceSlice, LaunchShape};
+use ep_context::{Backend, DeviceSlice};
 use smallvec::SmallVec;
 
 use crate::combine::PushParts;
@@ -18,6 +18,7 @@ use crate::error::DispatchError;
 use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
+use crate::launch;
 use crate::params::{AcquireParams, PushWeightGradsParams, RegatherParams, RestageParams};
 use crate::step::Step;
 
@@ -236,7 +237,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Restage>(
                 &inner.kernels.restage,
-                LaunchShape::ONE_WARP,
+                launch::stage(&inner.geometry),
                 &params,
                 &[rows],
                 &self.keep(handle),
@@ -264,7 +265,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Acquire>(
                 &inner.kernels.acquire,
-                LaunchShape::ONE_WARP,
+                launch::peers(&inner.geometry),
                 &params,
                 &[],
                 &self.keep(handle),
@@ -296,7 +297,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Regather>(
                 &inner.kernels.regather,
-                LaunchShape::ONE_WARP,
+                launch::items(&inner.geometry, inner.geometry.sum_bytes),
                 &params,
                 &uses,
                 &self.keep(handle),
@@ -335,7 +336,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::PushWeightGrads>(
                 &inner.kernels.push_weight_grads,
-                LaunchShape::ONE_WARP,
+                launch::items(&inner.geometry, 0),
                 &params,
                 &[grads],
                 &self.keep(handle),

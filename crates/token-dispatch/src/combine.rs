@@ -1,12 +1,13 @@
 //! Combine: the weighted sums of what the experts made of each token, back to its owner.
 
-use ep_context::{Backend, DeviceSlice, LaunchShape};
+use ep_context::{Backend, DeviceSlice};
 use smallvec::SmallVec;
 
 use crate::error::DispatchError;
 use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
+use crate::launch;
 use crate::params::{FoldParams, ReduceParams, ReducePushParams};
 use crate::step::{Step, StepMode};
 
@@ -86,13 +87,17 @@ impl<B: Backend> Lane<B> {
             release: u32::from(parts.release),
             weighted: u32::from(parts.weighted),
         };
+        let shape = match parts.push {
+            true => launch::items(&inner.geometry, inner.geometry.sum_bytes),
+            false => launch::peers(&inner.geometry),
+        };
         // SAFETY: 1. addresses lie in `expert_rows`, the lane, the handle or the dispatcher, which
         // are retained; the window keeps rows below the limit that was checked. 2. Landing slots are
         // this rank's by the sender's lists, ordered by the lane's signals.
         Ok(unsafe {
             step.queue().launch::<kernels::ReducePush>(
                 &inner.kernels.reduce_push,
-                LaunchShape::ONE_WARP,
+                shape,
                 &params,
                 &[expert_rows],
                 &self.keep(handle),
@@ -123,7 +128,7 @@ impl<B: Backend> Lane<B> {
         unsafe {
             step.queue().launch::<kernels::Fold>(
                 &inner.kernels.fold,
-                LaunchShape::ONE_WARP,
+                launch::peers(&inner.geometry),
                 &params,
                 &[],
                 &self.keep(handle),
@@ -144,7 +149,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Reduce>(
                 &inner.kernels.reduce,
-                LaunchShape::ONE_WARP,
+                launch::rows(inner.geometry.max_tokens.into(), inner.geometry.sum_bytes),
                 &params,
                 &uses,
                 &self.keep(handle),

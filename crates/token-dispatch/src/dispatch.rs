@@ -1,13 +1,14 @@
 //! Dispatch: every token to the ranks of its experts.
 
 use ep_context::backend::Condition;
-use ep_context::{Backend, DeviceSlice, LaunchShape, Phase, Queue, RowBuffer};
+use ep_context::{Backend, DeviceSlice, Phase, Queue, RowBuffer};
 use smallvec::SmallVec;
 
 use crate::error::DispatchError;
 use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
+use crate::launch;
 use crate::params::{CountParams, GatherParams, RouteParams, WindowParams, WindowState};
 use crate::step::{Step, StepMode};
 
@@ -188,7 +189,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Route>(
                 &inner.kernels.route,
-                LaunchShape::ONE_WARP,
+                launch::route(&inner.geometry),
                 &params,
                 &uses,
                 &self.keep(args.handle),
@@ -227,7 +228,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Count>(
                 &inner.kernels.count,
-                LaunchShape::ONE_WARP,
+                launch::slots(&inner.geometry),
                 &params,
                 &[&capacity],
                 &self.keep(handle),
@@ -292,7 +293,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Window>(
                 &inner.kernels.window,
-                LaunchShape::ONE_WARP,
+                launch::window(),
                 &params,
                 &[&capacity],
                 &self.keep(handle),
@@ -324,7 +325,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Gather>(
                 &inner.kernels.gather,
-                LaunchShape::ONE_WARP,
+                launch::items(&inner.geometry, inner.geometry.row_bytes),
                 &params,
                 &uses,
                 &self.keep(args.handle),

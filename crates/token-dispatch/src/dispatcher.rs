@@ -19,6 +19,7 @@ use crate::experts::{ExpertHome, ExpertMap};
 use crate::geometry::Geometry;
 use crate::kernels;
 use crate::lane::{Lane, LaneMemory};
+use crate::launch;
 use crate::params::{
     AbandonParams, ExpertHomeEntry, ResumeParams, StepBeginParams, StepEndParams, StepState,
 };
@@ -325,7 +326,7 @@ impl<B: Backend> TokenDispatcher<B> {
         Ok(unsafe {
             queue.launch::<kernels::StepBegin>(
                 &self.inner.kernels.step_begin,
-                LaunchShape::ONE_WARP,
+                launch::slots(&self.inner.geometry),
                 &params,
                 &[],
                 &self.retained(),
@@ -350,7 +351,7 @@ impl<B: Backend> TokenDispatcher<B> {
         Ok(unsafe {
             queue.launch::<kernels::StepEnd>(
                 &self.inner.kernels.step_end,
-                LaunchShape::ONE_WARP,
+                launch::slots(&self.inner.geometry),
                 &params,
                 &[],
                 &self.retained(),

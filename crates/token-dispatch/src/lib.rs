@@ -13,6 +13,7 @@ pub mod geometry;
 pub mod handle;
 mod kernels;
 pub mod lane;
+mod launch;
 pub mod memory;
 pub mod params;
 pub mod record;

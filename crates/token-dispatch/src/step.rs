@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ep_context::backend::Condition;
-use ep_context::{Backend, LaunchShape, Queue, RowSet, RowShape};
+use ep_context::{Backend, Queue, RowSet, RowShape};
 use smallvec::SmallVec;
 
 use crate::dispatcher::TokenDispatcher;
@@ -11,6 +11,7 @@ use crate::error::DispatchError;
 use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
+use crate::launch;
 use crate::params::AcknowledgeParams;
 
 /// How a step receives rows.
@@ -224,7 +225,7 @@ impl<'a, B: Backend> Step<'a, B> {
         Ok(unsafe {
             self.queue.launch::<kernels::Acknowledge>(
                 &inner.kernels.acknowledge,
-                LaunchShape::ONE_WARP,
+                launch::peers(&inner.geometry),
                 &params,
                 &[],
                 &retained,

@@ -327,6 +327,10 @@ impl Backend for CudaBackend {
         stream.wait("synchronize", "recorded work does not run", &self.inner.blocking_calls)
     }
 
+    fn check(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        stream.check()
+    }
+
     fn blocking_calls(&self) -> u64 {
         self.inner.blocking_calls.load(Ordering::Relaxed)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::device::Device;
-use super::driver::{INVALID_VALUE, ask};
+use super::driver::{INVALID_VALUE, NOT_SUPPORTED, ask};
 use super::mapping::{Reservation, granularity, properties, whole_pages};
 use crate::account::{Charge, MemoryAccount};
 use crate::backend::{BackendError, Memory, SharedMemory};
@@ -134,7 +134,8 @@ impl CudaPeer {
                 }
             };
             reservation.map_whole(driver, handle).map_err(|error| {
-                if error.code == INVALID_VALUE {
+                // A longer mapping than the allocation: which of the two depends on the driver.
+                if [INVALID_VALUE, NOT_SUPPORTED].contains(&error.code) {
                     BackendError::Invalid {
                         what: "length announced for a peer's memory in bytes",
                         value: bytes as u64,

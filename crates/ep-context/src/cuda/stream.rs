@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys;
 
 use super::device::Device;
-use super::driver::{Driver, DriverError, StreamHandle};
+use super::driver::{Driver, DriverError, NOT_READY, StreamHandle};
 use super::graph::CudaRecording;
 use super::graveyard::Grave;
 use super::in_flight::InFlight;
@@ -116,6 +116,25 @@ impl CudaStream {
         reason: &str,
     ) -> Result<(), BackendError> {
         self.inner.refuse_recording(&lock(&self.inner.state), self.body, operation, reason)
+    }
+
+    /// The failure of work that ran, if there was one so far. Does not wait.
+    pub(super) fn check(&self) -> Result<(), BackendError> {
+        let inner = &*self.inner;
+        // Held meanwhile, so that no recording begins: to ask a stream that records would end that.
+        let state = lock(&inner.state);
+        if inner.refuse_recording(&state, self.body, "check", "it records").is_err() {
+            return Ok(());
+        }
+        inner.device.enter_beside_recordings(|driver| {
+            // SAFETY: the handle is valid, and the stream does not record.
+            match unsafe { driver.cuStreamQuery(inner.handle.0) } {
+                Err(error) if error.code != NOT_READY => {
+                    Err(inner.failed("an operation of the stream", error))
+                }
+                _ => Ok(()),
+            }
+        })
     }
 
     /// Waits until everything that is queued now has run, and counts that in `blocking`.

@@ -104,7 +104,7 @@ mod tests {
 
     fn args(line: &str) -> RunArgs {
         let words = ["graph-ep", "run"].into_iter().chain(line.split_whitespace());
-        let Command::Run(args) = Cli::parse_from(words).command;
+        let Command::Run(args) = Cli::parse_from(words).command else { panic!("another command") };
         args
     }
 

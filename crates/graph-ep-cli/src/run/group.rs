@@ -4,7 +4,8 @@ use std::sync::mpsc;
 use std::thread;
 
 use graph_ep::{
-    Backend, ExpertParallel, MemoryReport, Phase, Queue, Rank, Rendezvous, ThreadGroup,
+    Backend, BackendError, ExpertParallel, MemoryReport, Phase, Queue, Rank, Rendezvous,
+    ThreadGroup,
 };
 
 use super::collect::Collector;
@@ -40,7 +41,7 @@ enum Message {
 /// Runs the plan with ranks as threads, each on the device that `backend` makes for it.
 pub(super) fn run<B: Backend>(
     plan: &Plan,
-    backend: impl Fn(usize) -> B + Sync,
+    backend: impl Fn(usize) -> Result<B, BackendError> + Sync,
 ) -> Result<Report, RunError> {
     let ranks = plan.args.ranks;
     let memory = memory_reports(plan)?;
@@ -57,7 +58,10 @@ pub(super) fn run<B: Backend>(
             thread::Builder::new()
                 .name(format!("rank-{rank}"))
                 .spawn_scoped(scope, move || {
-                    let end = match build(plan, backend(rank), main, || Ok(beside)) {
+                    let built = backend(rank)
+                        .map_err(|error| RunError::Setup(error.into()))
+                        .and_then(|backend| build(plan, backend, main, || Ok(beside)));
+                    let end = match built {
                         Ok(groups) => run_rank(plan, rank, &groups, |done| {
                             let _ = sender.send(Message::Step(Box::new(done)));
                             Ok(())

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use graph_ep::ep_context::rendezvous::{Environment, EnvironmentError, TcpError, TcpRendezvous};
-use graph_ep::{Backend, Deadlines, ExpertParallel, Phase};
+use graph_ep::{Backend, BackendError, Deadlines, ExpertParallel, Phase};
 use serde::{Deserialize, Serialize};
 
 use super::collect::Collector;
@@ -76,11 +76,16 @@ struct End {
 }
 
 /// Runs this process's rank. Rank 0 speaks for all.
-pub(super) fn run_rank<B: Backend>(plan: &Plan, backend: B) -> Result<Spoken, RunError> {
+pub(super) fn run_rank<B: Backend>(
+    plan: &Plan,
+    backend: impl Fn(usize) -> Result<B, BackendError>,
+) -> Result<Spoken, RunError> {
     die_with_parent();
     let memory = group::memory_reports(plan)?;
     interrupt::listen().map_err(RunError::Interrupt)?;
-    let tcp = Environment::from_environment().map_err(ProcessError::from)?.tcp;
+    let environment = Environment::from_environment().map_err(ProcessError::from)?;
+    let tcp = environment.tcp;
+    let backend = backend(environment.local_rank).map_err(|error| RunError::Setup(error.into()))?;
     let deadline = Deadlines::default().of(Phase::Setup);
     let meet = |name: &str| -> Result<TcpRendezvous, RunError> {
         let named = tcp.clone().with_group(format!("{}/{name}", tcp.group()));

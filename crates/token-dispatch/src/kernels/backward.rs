@@ -6,9 +6,11 @@
 //! [`Reduce`](super::Reduce) without weights.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Fault, FaultKind, Kernel, Phase, Rank};
+use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
+use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::source;
 use crate::dtype::DType;
 use crate::geometry::Geometry;
 use crate::params::{
@@ -23,6 +25,7 @@ pub(crate) struct Restage;
 impl Kernel for Restage {
     type Params = RestageParams;
     const NAME: &'static str = "restage";
+    const SOURCE: Option<KernelSource> = Some(source(device::RESTAGE));
 
     unsafe fn run_on_host(p: &RestageParams) {
         let g = &p.geometry;
@@ -85,6 +88,7 @@ pub(crate) struct Acquire;
 impl Kernel for Acquire {
     type Params = AcquireParams;
     const NAME: &'static str = "acquire";
+    const SOURCE: Option<KernelSource> = Some(source(device::ACQUIRE));
 
     unsafe fn run_on_host(p: &AcquireParams) {
         let g = &p.geometry;
@@ -126,6 +130,7 @@ pub(crate) struct Regather;
 impl Kernel for Regather {
     type Params = RegatherParams;
     const NAME: &'static str = "regather";
+    const SOURCE: Option<KernelSource> = Some(source(device::REGATHER));
 
     unsafe fn run_on_host(p: &RegatherParams) {
         let g = &p.geometry;
@@ -183,6 +188,7 @@ pub(crate) struct PushWeightGrads;
 impl Kernel for PushWeightGrads {
     type Params = PushWeightGradsParams;
     const NAME: &'static str = "push_weight_grads";
+    const SOURCE: Option<KernelSource> = Some(source(device::PUSH_WEIGHT_GRADS));
 
     unsafe fn run_on_host(p: &PushWeightGradsParams) {
         let g = &p.geometry;

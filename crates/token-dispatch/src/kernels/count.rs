@@ -1,9 +1,11 @@
 //! The receiver waits for every sender and learns how many rows it would take.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Fault, FaultKind, Kernel, Phase, Rank};
+use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
+use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, StepView, load, set_condition, store, table, table_mut};
+use super::source;
 use crate::params::{CountParams, DispatchHeader, LaneState, WindowState};
 
 /// Acquires the signal of every rank, adds up what each has for this one, and folds the rows that
@@ -14,6 +16,7 @@ pub(crate) struct Count;
 impl Kernel for Count {
     type Params = CountParams;
     const NAME: &'static str = "count";
+    const SOURCE: Option<KernelSource> = Some(source(device::COUNT));
 
     unsafe fn run_on_host(p: &CountParams) {
         let g = &p.geometry;

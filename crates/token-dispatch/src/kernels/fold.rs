@@ -1,9 +1,11 @@
 //! Waiting for every rank's word, and folding it into the counters of the step.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Fault, FaultKind, Kernel, Phase, Rank};
+use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
+use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::source;
 use crate::geometry::Geometry;
 use crate::params::{AcknowledgeParams, CombineHeader, FoldParams, LaneState};
 
@@ -14,6 +16,7 @@ pub(crate) struct Fold;
 impl Kernel for Fold {
     type Params = FoldParams;
     const NAME: &'static str = "fold";
+    const SOURCE: Option<KernelSource> = Some(source(device::FOLD));
 
     unsafe fn run_on_host(p: &FoldParams) {
         let g = &p.geometry;
@@ -82,6 +85,7 @@ pub(crate) struct Acknowledge;
 impl Kernel for Acknowledge {
     type Params = AcknowledgeParams;
     const NAME: &'static str = "acknowledge";
+    const SOURCE: Option<KernelSource> = Some(source(device::ACKNOWLEDGE));
 
     unsafe fn run_on_host(p: &AcknowledgeParams) {
         let g = &p.geometry;

@@ -1,9 +1,11 @@
 //! The receiver brings the rows of its window to their experts.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Kernel, Phase};
+use ep_context::{Kernel, KernelSource, Phase};
+use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, load, store, table, table_mut};
+use super::source;
 use crate::params::{DispatchHeader, GatherParams, Item, Pair, RowRef, WindowItem, WindowState};
 
 /// Reads each row of the window once from its sender, stores it to each of its experts' rows, clears
@@ -14,6 +16,7 @@ pub(crate) struct Gather;
 impl Kernel for Gather {
     type Params = GatherParams;
     const NAME: &'static str = "gather";
+    const SOURCE: Option<KernelSource> = Some(source(device::GATHER));
 
     unsafe fn run_on_host(p: &GatherParams) {
         let g = &p.geometry;

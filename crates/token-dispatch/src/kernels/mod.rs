@@ -14,6 +14,8 @@
 
 mod backward;
 mod count;
+#[cfg(test)]
+mod device;
 mod fold;
 mod gather;
 mod memory;
@@ -32,3 +34,8 @@ pub(crate) use reduce_push::ReducePush;
 pub(crate) use route::Route;
 pub(crate) use step::{Abandon, Resume, StepBegin, StepEnd};
 pub(crate) use window::Window;
+
+/// The device body of a kernel: one file, and every header.
+const fn source((file, text): graph_ep_kernels::Text) -> ep_context::KernelSource {
+    ep_context::KernelSource { file, text, headers: graph_ep_kernels::HEADERS }
+}

@@ -1,9 +1,11 @@
 //! The owner's half of combine: partial sums to outputs.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Kernel, Phase};
+use ep_context::{Kernel, KernelSource, Phase};
+use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, load, table, table_mut};
+use super::source;
 use crate::dtype::DType;
 use crate::params::{CombineHeader, Destination, ReduceParams, WindowState};
 
@@ -15,6 +17,7 @@ pub(crate) struct Reduce;
 impl Kernel for Reduce {
     type Params = ReduceParams;
     const NAME: &'static str = "reduce";
+    const SOURCE: Option<KernelSource> = Some(source(device::REDUCE));
 
     unsafe fn run_on_host(p: &ReduceParams) {
         let g = &p.geometry;

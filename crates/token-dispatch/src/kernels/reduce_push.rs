@@ -1,9 +1,11 @@
 //! The expert rank's half of combine: partial sums to the tokens' owners.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Kernel, Phase, Rank};
+use ep_context::{Kernel, KernelSource, Phase, Rank};
+use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::source;
 use crate::dtype::DType;
 use crate::params::{CombineHeader, LaneState, ReducePushParams, RowRef, WindowItem, WindowState};
 
@@ -15,6 +17,7 @@ pub(crate) struct ReducePush;
 impl Kernel for ReducePush {
     type Params = ReducePushParams;
     const NAME: &'static str = "reduce_push";
+    const SOURCE: Option<KernelSource> = Some(source(device::REDUCE_PUSH));
 
     unsafe fn run_on_host(p: &ReducePushParams) {
         let g = &p.geometry;

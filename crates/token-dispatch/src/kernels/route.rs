@@ -1,10 +1,12 @@
 //! The sender's half of dispatch: lists for each destination, staged tokens, the signal.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Fault, FaultKind, Kernel, Phase, Rank};
+use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
+use graph_ep_kernels::dispatch as device;
 use smallvec::SmallVec;
 
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::source;
 use crate::config::MAX_TOP_K;
 use crate::dtype::DType;
 use crate::fp8;
@@ -32,6 +34,7 @@ type Choices = SmallVec<[Choice; MAX_TOP_K]>;
 impl Kernel for Route {
     type Params = RouteParams;
     const NAME: &'static str = "route";
+    const SOURCE: Option<KernelSource> = Some(source(device::ROUTE));
 
     unsafe fn run_on_host(p: &RouteParams) {
         let g = &p.geometry;

@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytemuck::Zeroable;
 use ep_context::signal::HostWaiter;
-use ep_context::{Fault, Kernel, Phase};
+use ep_context::{Fault, Kernel, KernelSource, Phase};
+use graph_ep_kernels::dispatch as device;
 
 use super::memory::{load, store, table, table_mut};
+use super::source;
 use crate::params::{
     AbandonParams, NONE, RecordHeader, ResumeParams, StepBeginParams, StepEndParams, StepState,
 };
@@ -18,6 +20,7 @@ pub(crate) struct StepBegin;
 impl Kernel for StepBegin {
     type Params = StepBeginParams;
     const NAME: &'static str = "step_begin";
+    const SOURCE: Option<KernelSource> = Some(source(device::STEP_BEGIN));
 
     unsafe fn run_on_host(p: &StepBeginParams) {
         // SAFETY: the launch vouches for every address; nothing else of the step runs yet.
@@ -47,6 +50,7 @@ pub(crate) struct StepEnd;
 impl Kernel for StepEnd {
     type Params = StepEndParams;
     const NAME: &'static str = "step_end";
+    const SOURCE: Option<KernelSource> = Some(source(device::STEP_END));
 
     unsafe fn run_on_host(p: &StepEndParams) {
         let world = p.wait.world as usize;
@@ -103,6 +107,7 @@ pub(crate) struct Resume;
 impl Kernel for Resume {
     type Params = ResumeParams;
     const NAME: &'static str = "resume";
+    const SOURCE: Option<KernelSource> = Some(source(device::RESUME));
 
     unsafe fn run_on_host(p: &ResumeParams) {
         // SAFETY: the launch vouches for the address; no step runs meanwhile in this stream.
@@ -120,6 +125,7 @@ pub(crate) struct Abandon;
 impl Kernel for Abandon {
     type Params = AbandonParams;
     const NAME: &'static str = "abandon";
+    const SOURCE: Option<KernelSource> = Some(source(device::ABANDON));
 
     unsafe fn run_on_host(p: &AbandonParams) {
         // SAFETY: the launch vouches for every address.

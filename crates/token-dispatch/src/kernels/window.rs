@@ -1,9 +1,11 @@
 //! The receiver takes the next window and lays its rows out.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Fault, FaultKind, Kernel, Phase, Rank};
+use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
+use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, StepView, load, set_condition, store, table, table_mut};
+use super::source;
 use crate::params::{DispatchHeader, Item, Pair, WindowParams, WindowState};
 
 /// The longest prefix of the items that are left whose rows, each expert's padded to the alignment,
@@ -14,6 +16,7 @@ pub(crate) struct Window;
 impl Kernel for Window {
     type Params = WindowParams;
     const NAME: &'static str = "window";
+    const SOURCE: Option<KernelSource> = Some(source(device::WINDOW));
 
     unsafe fn run_on_host(p: &WindowParams) {
         let g = &p.geometry;

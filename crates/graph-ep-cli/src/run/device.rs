@@ -1,0 +1,51 @@
+//! What ranks run on.
+
+use graph_ep::ep_context::cuda::{CudaBackend, CudaOptions, DeviceProperties};
+use graph_ep::ep_context::host::HostOptions;
+use graph_ep::{BackendError, HostBackend};
+
+use crate::args::BackendChoice;
+
+/// What ranks run on.
+#[derive(Debug)]
+pub(super) enum Devices {
+    /// Threads of the CPU.
+    Host,
+    /// GPUs, shared out among the ranks in turn.
+    Cuda(Vec<DeviceProperties>),
+}
+
+impl Devices {
+    /// Finds what was asked for. `auto` says on stderr that it takes the host, and why.
+    pub(super) fn find(choice: BackendChoice) -> Result<Self, BackendError> {
+        if choice == BackendChoice::Host {
+            return Ok(Self::Host);
+        }
+        let found = DeviceProperties::all().and_then(|devices| match devices.is_empty() {
+            true => Err(BackendError::Unavailable {
+                what: "a GPU".to_owned(),
+                reason: "the CUDA driver shows this process none".to_owned(),
+            }),
+            false => Ok(devices),
+        });
+        match found {
+            Ok(devices) => Ok(Self::Cuda(devices)),
+            Err(error) if choice == BackendChoice::Auto => {
+                eprintln!("running on the host: {error}");
+                Ok(Self::Host)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The host as a device for one rank.
+pub(super) fn host(rank: usize) -> Result<HostBackend, BackendError> {
+    Ok(HostBackend::new(HostOptions::new(format!("rank-{rank}"))))
+}
+
+/// The GPU of one rank.
+pub(super) fn cuda(devices: &[DeviceProperties], rank: usize) -> Result<CudaBackend, BackendError> {
+    let ordinal = devices.get(rank % devices.len().max(1)).map_or(0, |device| device.ordinal);
+    CudaBackend::new(CudaOptions::new(ordinal).with_label(format!("rank-{rank}")))
+}

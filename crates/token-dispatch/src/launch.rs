@@ -1,0 +1,110 @@
+//! The shapes of launches.
+//!
+//! A shape is fixed when an operation is recorded, and does not depend on routing: every kernel strides
+//! over its work with whatever grid it has. Shapes depend on what the work may be at most, so that a
+//! small configuration does not start blocks that find nothing to do.
+
+use ep_context::LaunchShape;
+
+use crate::geometry::Geometry;
+
+/// The most blocks of a kernel that moves rows. Two such blocks fit on a multiprocessor, so this leaves
+/// half of a large device to other work, and so many are enough to fill the links between devices.
+const ROW_BLOCKS: u32 = 128;
+
+const WARP: u32 = 32;
+
+/// Threads of a block that moves rows: their registers hold what is in flight.
+const ROW_THREADS: u32 = 256;
+
+/// Bytes of a row that one warp has in flight; see `rows.cuh`.
+const PIECE_BYTES: u32 = 4096;
+
+/// Threads of a kernel whose first block builds lists.
+const LIST_THREADS: u32 = 512;
+
+/// Bytes of shared memory for counts in which lists are built. Where they do not hold the counts of a
+/// single warp, lists are built more slowly.
+const LIST_BYTES: u64 = 64 << 10;
+
+/// One block whose threads each see to a rank: for kernels that wait, so that ranks which share a device
+/// cannot keep each other from being scheduled, and for those that only count.
+pub(crate) fn peers(g: &Geometry) -> LaunchShape {
+    LaunchShape::new(1, g.world.next_multiple_of(WARP).min(ROW_THREADS))
+}
+
+/// One block that also sees to every expert slot.
+pub(crate) fn slots(g: &Geometry) -> LaunchShape {
+    LaunchShape::new(1, g.world.max(g.slots).next_multiple_of(WARP).min(LIST_THREADS))
+}
+
+/// One block that may have to go through all items.
+pub(crate) fn window() -> LaunchShape {
+    LaunchShape::new(1, 1024)
+}
+
+/// Rows of `row_bytes` bytes, at most `rows` of them.
+pub(crate) fn rows(rows: u64, row_bytes: u32) -> LaunchShape {
+    let pieces = rows * u64::from(row_bytes.div_ceil(PIECE_BYTES).max(1));
+    LaunchShape::new(blocks(pieces, ROW_THREADS), ROW_THREADS)
+}
+
+/// The items that all ranks together may have for this one.
+pub(crate) fn items(g: &Geometry, row_bytes: u32) -> LaunchShape {
+    rows(u64::from(g.world) * u64::from(g.max_tokens), row_bytes)
+}
+
+/// Tokens to be staged beside lists that one block builds.
+pub(crate) fn route(g: &Geometry) -> LaunchShape {
+    let warps = u64::from(LIST_THREADS / WARP);
+    let ranks = 2 * u64::from(g.world);
+    let counts = u64::from(g.world) * u64::from(g.slots) + ranks;
+    let words = ranks + counts * warps.min((LIST_BYTES / 4).saturating_sub(ranks) / counts);
+    LaunchShape { shared_bytes: words as u32 * 4, ..stage(g) }
+}
+
+/// Tokens to be staged. One block more than they need, which is the one that may do something else.
+pub(crate) fn stage(g: &Geometry) -> LaunchShape {
+    let pieces = u64::from(g.max_tokens) * u64::from(g.token_bytes.div_ceil(PIECE_BYTES).max(1));
+    let blocks = blocks(pieces, LIST_THREADS).min(ROW_BLOCKS - 1) + 1;
+    LaunchShape::new(blocks, LIST_THREADS)
+}
+
+/// Blocks whose warps have a unit of work each, within the budget.
+fn blocks(units: u64, threads: u32) -> u32 {
+    let warps = u64::from(threads / WARP);
+    units.div_ceil(warps).clamp(1, u64::from(ROW_BLOCKS)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DispatchConfig, ExpertMap};
+
+    fn geometry(experts: usize, ranks: usize, tokens: usize) -> Geometry {
+        let map = ExpertMap::contiguous(experts, ranks).unwrap();
+        let config = DispatchConfig::builder(7168, 8, tokens, map).build().unwrap();
+        Geometry::new(&config, ep_context::Rank(0), ranks)
+    }
+
+    #[test]
+    fn small_work_starts_few_blocks_and_large_work_stays_in_the_budget() {
+        let small = geometry(8, 2, 1);
+        assert_eq!(rows(0, 512), LaunchShape::new(1, 256));
+        assert_eq!(items(&small, small.row_bytes).blocks, 1);
+        assert_eq!(route(&small).blocks, 2);
+        let large = geometry(256, 8, 4096);
+        assert_eq!(items(&large, large.row_bytes).blocks, ROW_BLOCKS);
+        assert_eq!(route(&large).blocks, ROW_BLOCKS);
+        assert_eq!(peers(&large), LaunchShape::new(1, 32));
+    }
+
+    #[test]
+    fn the_counts_of_lists_fit_or_leave_room_for_the_bases() {
+        let bytes = |experts, ranks| u64::from(route(&geometry(experts, ranks, 128)).shared_bytes);
+        // 16 warps with 256 experts and two words for each of 8 ranks, and the bases.
+        assert_eq!(bytes(256, 8), 4 * (16 + 16 * (256 + 16)));
+        assert!(bytes(4096, 64) <= LIST_BYTES);
+        assert_eq!(bytes(65536, 64), 4 * 2 * 64);
+    }
+}
