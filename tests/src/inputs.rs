@@ -1,14 +1,30 @@
 //! Tokens, ids and weights, derived from a case, the step, the layer and the rank alone.
 
-use graph_ep::DType;
+use graph_ep::{DType, Payload};
 use half::{bf16, f16};
 
 use crate::case::{Case, Skew};
+use crate::payload;
+
+/// Rows as a caller thinks of them.
+#[derive(Clone, Debug)]
+pub enum Rows {
+    /// `[tokens, hidden]` numbers.
+    Values(Vec<f32>),
+    /// Rows of bytes and of scales.
+    Bytes(Vec<u8>, Vec<u8>),
+}
 
 /// What one rank brings to one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
-    /// `[tokens, hidden]` payload numbers.
+    /// `[tokens]` rows as the dispatch is given them.
+    pub tokens: Vec<u8>,
+    /// `[tokens]` rows as they arrive.
+    pub rows: Vec<u8>,
+    /// `[tokens]` rows of scales as they arrive; bytes bring theirs, FP8 rows are given them.
+    pub scales: Vec<u8>,
+    /// `[tokens, hidden]`: what experts read from a row.
     pub values: Vec<f32>,
     /// `[tokens, top_k]`.
     pub ids: Vec<i64>,
@@ -21,13 +37,45 @@ impl Inputs {
     pub fn new(case: &Case, step: usize, layer: usize, rank: usize) -> Self {
         let mut draw = Draw::new(&[case.seed, step as u64, layer as u64, rank as u64]);
         let tokens = tokens_in(case, step, layer, rank);
-        let values =
-            (0..tokens * case.hidden).map(|_| case.payload().round(draw.value())).collect();
+        let rows = match case.payload {
+            Payload::Bytes { row_bytes, scale_bytes } => {
+                let rows = (0..tokens * row_bytes).map(|_| draw.word() as u8).collect();
+                let scales = (0..tokens * scale_bytes).map(|_| draw.word() as u8).collect();
+                Rows::Bytes(rows, scales)
+            }
+            Payload::Values | Payload::Fp8 => {
+                Rows::Values((0..tokens).flat_map(|_| draw.row(case)).collect())
+            }
+        };
         let ids = (0..tokens).flat_map(|_| ids_of_token(case, step, &mut draw)).collect();
         let weights = (0..tokens * case.top_k)
             .map(|_| if case.weights { draw.value() } else { 1.0 })
             .collect();
-        Self { values, ids, weights }
+        Self::of(case, rows, ids, weights)
+    }
+
+    /// Rows, ids and weights that were chosen rather than drawn. Values are rounded to the number
+    /// format of the case.
+    pub fn of(case: &Case, rows: Rows, ids: Vec<i64>, weights: Vec<f32>) -> Self {
+        let (tokens, rows, scales, values) = match rows {
+            Rows::Bytes(rows, scales) => {
+                let values = payload::read_rows(case, &rows, &scales);
+                (rows.clone(), rows, scales, values)
+            }
+            Rows::Values(values) => {
+                let values: Vec<f32> = values.iter().map(|v| case.number().round(*v)).collect();
+                let tokens = encode(case.dtype, &values);
+                match case.payload {
+                    Payload::Fp8 => {
+                        let (rows, scales) = payload::quantized(case, &values);
+                        let values = payload::read_rows(case, &rows, &scales);
+                        (tokens, rows, scales, values)
+                    }
+                    _ => (tokens.clone(), tokens, Vec::new(), values),
+                }
+            }
+        };
+        Self { tokens, rows, scales, values, ids, weights }
     }
 
     /// What every rank brings to `layer` of `step`.
@@ -35,8 +83,8 @@ impl Inputs {
         (0..case.world()).map(|rank| Self::new(case, step, layer, rank)).collect()
     }
 
-    /// Tokens.
-    pub fn tokens(&self, top_k: usize) -> usize {
+    /// How many tokens.
+    pub fn count(&self, top_k: usize) -> usize {
         self.ids.len() / top_k
     }
 
@@ -147,6 +195,12 @@ impl Draw {
     /// A number below `end`; 0 if that is 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.word() % (end.max(1) as u64)) as usize
+    }
+
+    /// The values of a token. One in eight is zero where zeros are scaled in a way of their own.
+    fn row(&mut self, case: &Case) -> Vec<f32> {
+        let zero = case.payload == Payload::Fp8 && self.below(8) == 0;
+        (0..case.hidden).map(|_| if zero { 0.0 } else { self.value() }).collect()
     }
 
     /// A value of ordinary size that needs rounding; now and then a zero or a small one.

@@ -5,7 +5,8 @@
 //!   for it, derived from a seed.
 //! - [`oracle`]: what has to come out, from the pure functions of `token_dispatch::reference`.
 //! - [`rig`]: one rank, built and fed from a case; [`program`]: its step; [`outcome`]: what it saw.
-//! - [`kernels`]: device operations that tests need.
+//! - [`payload`]: what experts read from a row; [`experts`]: those that read every payload and layout.
+//! - [`rows`]: what a receiver has to find; [`kernels`]: device operations that tests need.
 //! - [`checks`]: the suite, one module a theme; [`conformance_suite!`] makes a `#[test]` of each check.
 //!
 //! A check runs its ranks by [`TestBackend::on_ranks`] and judges what they return, which is plain
@@ -14,12 +15,15 @@
 pub mod backend;
 pub mod case;
 pub mod checks;
+pub mod experts;
 pub mod inputs;
 pub mod kernels;
 pub mod oracle;
 pub mod outcome;
+pub mod payload;
 pub mod program;
 pub mod rig;
+pub mod rows;
 mod suite;
 
 pub use backend::{HostThreads, RankEnv, RankResult, TestBackend};

@@ -1,16 +1,16 @@
 //! What has to come out of a step, from the pure functions of `token_dispatch::reference`.
 
 use graph_ep::synthetic;
-use graph_ep::token_dispatch::reference::required::{required_rows, round_up};
-use graph_ep::token_dispatch::reference::routing::{invalid_ids, tokens_per_expert};
-use graph_ep::token_dispatch::reference::window::{dropped_rows, items, longest_prefix};
+use graph_ep::token_dispatch::reference::routing::invalid_ids;
+use graph_ep::token_dispatch::reference::window::dropped_rows;
 use graph_ep::token_dispatch::reference::{
-    Approximation, Exchange, Item, Processed, Source, exact, naive_f64,
+    Approximation, Exchange, Item, Processed, Source, exact,
 };
 
 use crate::case::Case;
 use crate::inputs::Inputs;
 use crate::outcome::{LayerRun, RankRun};
+use crate::rows;
 
 /// What has to come out of one layer.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct LayerOracle {
     pub dropped: Vec<u64>,
     /// Ids of each rank's tokens that are no expert, and that a token repeats.
     pub bad_ids: Vec<(u64, u64)>,
+    /// The items that each rank took.
+    pub taken: Vec<Vec<Item>>,
 }
 
 impl LayerOracle {
@@ -37,50 +39,37 @@ impl LayerOracle {
     ///
     /// If the inputs are none for the case.
     pub fn new(case: &Case, inputs: &[Inputs], capacity: Option<&[u32]>) -> Self {
-        let (world, map) = (case.world(), case.reference_map());
-        let alignment = case.alignment as usize;
-        let topk: Vec<&[i64]> = inputs.iter().map(|own| own.ids.as_slice()).collect();
-        let lists: Vec<Vec<Item>> =
-            (0..world).map(|rank| items(&topk, case.top_k, &map, rank)).collect();
-        let counts = tokens_per_expert(&topk.concat(), case.top_k, case.experts);
+        let world = case.world();
+        let lists = rows::arrivals(case, inputs);
         let required: Vec<u32> =
-            (0..world).map(|rank| required_rows(&counts, &map, rank, alignment) as u32).collect();
-        let rows = capacity.unwrap_or(&required);
+            (0..world).map(|rank| rows::rows_of(case, rank, &lists[rank]) as u32).collect();
+        let capacity = capacity.unwrap_or(&required);
         let taken: Vec<usize> = (0..world)
-            .map(|rank| longest_prefix(&lists[rank], rows[rank] as usize, alignment))
+            .map(|rank| rows::window_of(case, &lists[rank], capacity[rank] as usize))
             .collect();
-
-        let sources = inputs
-            .iter()
-            .map(|own| Source { values: &own.values, topk: &own.ids, weights: &own.weights })
-            .collect();
-        let exchange = Exchange::new(&map, case.payload(), case.top_k, case.hidden, sources)
-            .expect("inputs of the case");
-        let processed = Processed::prefixes(&lists, &taken).expect("one prefix a rank");
-        let expert = |expert: usize, row: &[f32]| synthetic::apply(expert as u32, row);
-        let outputs = exact(&exchange, expert, &processed).expect("experts keep the width");
-        let naive = naive_f64(&exchange, expert, &processed).expect("experts keep the width");
-
-        let ranks = outputs
-            .into_iter()
-            .enumerate()
-            .map(|(rank, output)| {
-                let held = map.experts_of_rank(rank);
-                place(case, inputs, &held, &lists[rank][..taken[rank]], bits(&output))
-            })
-            .collect();
+        let kept: Vec<&[Item]> = lists.iter().zip(&taken).map(|(l, end)| &l[..*end]).collect();
+        let (outputs, naive): (Vec<_>, Vec<_>) =
+            rows::outputs(case, inputs, &kept).into_iter().unzip();
+        if case.plain() && case.map.is_none() {
+            assert_eq!(outputs, by_reference(case, inputs, &lists, &taken), "two oracles differ");
+        }
+        let ranks = outputs.into_iter().enumerate().map(|(rank, output)| LayerRun {
+            output,
+            ..rows::layout(case, inputs, rank, kept[rank])
+        });
         let pairs = |items: &[Item]| dropped_rows(items, 0) as u64;
         Self {
-            ranks,
+            ranks: ranks.collect(),
             naive,
             required,
-            delivered: (0..world).map(|rank| pairs(&lists[rank][..taken[rank]])).collect(),
-            dropped: (0..world).map(|rank| pairs(&lists[rank][taken[rank]..])).collect(),
-            bad_ids: topk
+            delivered: kept.iter().map(|kept| pairs(kept)).collect(),
+            dropped: lists.iter().zip(&taken).map(|(list, end)| pairs(&list[*end..])).collect(),
+            bad_ids: inputs
                 .iter()
-                .map(|ids| invalid_ids(ids, case.top_k, case.experts))
+                .map(|own| invalid_ids(&own.ids, case.top_k, case.experts))
                 .map(|bad| (bad.out_of_range as u64, bad.repeated as u64))
                 .collect(),
+            taken: kept.into_iter().map(<[Item]>::to_vec).collect(),
         }
     }
 
@@ -94,32 +83,24 @@ impl LayerOracle {
     }
 }
 
-/// Rows by expert, ascending by slot; within an expert in the order of the items; then zeros up to
-/// the alignment.
-fn place(
+/// The outputs as the reference has them.
+fn by_reference(
     case: &Case,
     inputs: &[Inputs],
-    held: &[usize],
-    taken: &[Item],
-    output: Vec<u32>,
-) -> LayerRun {
-    let mut expert_offsets = vec![0];
-    let mut tokens_per_expert = Vec::new();
-    let mut rows = Vec::new();
-    for expert in held {
-        let before = rows.len();
-        for item in taken.iter().filter(|item| item.experts.contains(expert)) {
-            let values = &inputs[item.source].values[item.token * case.hidden..][..case.hidden];
-            rows.extend(bits(values));
-        }
-        let count = (rows.len() - before) / case.hidden;
-        let padded = round_up(count, case.alignment as usize);
-        rows.resize(before + padded * case.hidden, 0);
-        tokens_per_expert.push(count as i32);
-        expert_offsets.push((rows.len() / case.hidden) as i32);
-    }
-    let total = expert_offsets[held.len()];
-    LayerRun { output, expert_offsets, tokens_per_expert, total, rows }
+    lists: &[Vec<Item>],
+    taken: &[usize],
+) -> Vec<Vec<u32>> {
+    let map = case.reference_map(0);
+    let sources = inputs
+        .iter()
+        .map(|own| Source { values: &own.values, topk: &own.ids, weights: &own.weights })
+        .collect();
+    let exchange = Exchange::new(&map, case.number(), case.top_k, case.hidden, sources)
+        .expect("inputs of the case");
+    let processed = Processed::prefixes(lists, taken).expect("one prefix a rank");
+    let expert = |expert: usize, row: &[f32]| synthetic::apply(expert as u32, row);
+    let outputs = exact(&exchange, expert, &processed).expect("experts keep the width");
+    outputs.iter().map(|output| bits(output)).collect()
 }
 
 /// The bits of each number.
@@ -189,6 +170,9 @@ impl StepOracle {
                 assert_eq!(seen.expert_offsets, expected.expert_offsets, "{at}: offsets");
                 assert_eq!(seen.total, expected.total, "{at}: total");
                 assert_eq!(seen.rows, expected.rows, "{at}: received rows");
+                assert_eq!(seen.scales, expected.scales, "{at}: received scales");
+                assert_eq!(seen.row_weights, expected.row_weights, "{at}: weights of rows");
+                assert_eq!(seen.row_experts, expected.row_experts, "{at}: experts of rows");
             }
             self.check_record(&format!("{what}: rank {rank}"), rank, run);
         }

@@ -26,7 +26,7 @@ impl RankRun {
     }
 }
 
-/// What one rank saw of one layer. Rows are given as the bits of f32 numbers.
+/// What one rank saw of one layer. Numbers are given as the bits of f32 ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRun {
     /// `[tokens, hidden]`; empty for a layer that was not combined.
@@ -37,8 +37,14 @@ pub struct LayerRun {
     pub tokens_per_expert: Vec<i32>,
     /// Rows, padding included.
     pub total: i32,
-    /// `[total, hidden]`.
-    pub rows: Vec<u32>,
+    /// `[total]` rows.
+    pub rows: Vec<u8>,
+    /// `[total]` rows of scales.
+    pub scales: Vec<u8>,
+    /// `[total, width]`, where the caller multiplies by the weights.
+    pub row_weights: Vec<u32>,
+    /// `[total, width]`, in the flat layout.
+    pub row_experts: Vec<i32>,
 }
 
 /// The record of a step: the fields of [`StepRecord`].

@@ -4,13 +4,23 @@ use std::sync::Arc;
 
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
-    BodyError, Combine, Dispatch, ExpertParallel, Lane, Received, Step, StepMode, TokenCount,
-    TopKIds,
+    BodyError, Combine, Dispatch, ExpertParallel, Lane, Payload, Received, Step, StepMode,
+    TokenCount, TopKIds,
 };
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Order};
+use crate::experts::{Experts, Rows};
 use crate::rig::Layer;
+
+/// The experts of a case: those of the facade where they can read its rows.
+#[derive(Debug)]
+pub enum AnyExperts<T: TestBackend> {
+    /// Those of the facade.
+    Synthetic(SyntheticExperts<T::Backend>),
+    /// Those of the suite.
+    Own(Experts<T>),
+}
 
 /// What a step does on one rank. Owns what it uses.
 #[derive(Debug)]
@@ -18,7 +28,7 @@ pub struct Program<T: TestBackend> {
     pub(crate) group: ExpertParallel<T::Backend>,
     pub(crate) case: Case,
     pub(crate) layers: Arc<[Layer<T>]>,
-    pub(crate) experts: SyntheticExperts<T::Backend>,
+    pub(crate) experts: Arc<AnyExperts<T>>,
     pub(crate) own_tokens: usize,
 }
 
@@ -72,10 +82,13 @@ impl<T: TestBackend> Program<T> {
     /// If the case has no lanes.
     pub fn arguments(&self, layer: usize) -> Result<Dispatch<'_, 'static, T::Backend>, BodyError> {
         let memory = &self.layers[layer];
-        let tokens = match self.case.staging {
-            true => self.lane(layer)?.staging(),
-            false => memory.tokens.slice(),
+        let lane = self.lane(layer)?;
+        let (tokens, scales) = match self.case.staging {
+            true => (lane.staging(), lane.staged_scales()),
+            false => (memory.tokens.slice(), memory.scales.slice()),
         };
+        // Bytes bring their scales along; those of FP8 rows are made.
+        let brought = matches!(self.case.payload, Payload::Bytes { scale_bytes: 1.., .. });
         let count = match self.case.device_count {
             true => TokenCount::Device(memory.count.slice(), self.own_tokens),
             false => TokenCount::Fixed(self.own_tokens),
@@ -86,6 +99,8 @@ impl<T: TestBackend> Program<T> {
         };
         Ok(Dispatch {
             topk_weights: self.case.weights.then(|| memory.weights.slice()),
+            scales: brought.then_some(scales),
+            received_scales: memory.received_scales.as_ref(),
             ..Dispatch::new(tokens, count, ids, &memory.rows, &memory.handle)
         })
     }
@@ -102,11 +117,24 @@ impl<T: TestBackend> Program<T> {
     ) -> Result<(), BodyError> {
         let arguments = self.arguments(layer)?;
         if self.case.staging {
-            // SAFETY: the lane's staging area is free between its last combine and this dispatch,
-            // and all of that is on this stream. The two are different memory.
-            unsafe { step.queue().copy(&arguments.tokens, &self.layers[layer].tokens.slice()) }?;
+            self.stage(step, layer)?;
         }
         Ok(self.lane(layer)?.dispatch(step, &arguments)?)
+    }
+
+    /// Queues copies of a layer's tokens and scales to where a dispatch would put them.
+    fn stage(&self, step: &Step<'static, T::Backend>, layer: usize) -> Result<(), BodyError> {
+        let (lane, memory) = (self.lane(layer)?, &self.layers[layer]);
+        let mut areas = vec![(lane.staging(), memory.tokens.slice())];
+        if self.case.scale_bytes() > 0 {
+            areas.push((lane.staged_scales(), memory.scales.slice()));
+        }
+        for (area, tokens) in areas {
+            // SAFETY: the lane's staging area is free between its last combine and this dispatch,
+            // and all of that is on this stream. The two are different memory.
+            unsafe { step.queue().copy(&area, &tokens) }?;
+        }
+        Ok(())
     }
 
     /// Queues a whole layer as a loop over its windows.
@@ -122,6 +150,9 @@ impl<T: TestBackend> Program<T> {
         let memory = &self.layers[layer];
         let (results, output) = (memory.results.slice(), memory.output.slice());
         let arguments = self.arguments(layer)?;
+        if self.case.staging {
+            self.stage(step, layer)?;
+        }
         self.lane(layer)?
             .rounds(step, &arguments, &results, &output, |step| self.experts(step, layer))
     }
@@ -137,14 +168,21 @@ impl<T: TestBackend> Program<T> {
         layer: usize,
     ) -> Result<(), BodyError> {
         let memory = &self.layers[layer];
-        let received = Received {
-            rows: &memory.rows,
-            scales: None,
-            outputs: &memory.results,
-            handle: &memory.handle,
-            row_limit: step.row_limit(self.group.rows()),
-        };
-        self.experts.queue(step.queue(), &received)
+        match self.experts.as_ref() {
+            AnyExperts::Synthetic(experts) => {
+                let received = Received {
+                    rows: &memory.rows,
+                    scales: None,
+                    outputs: &memory.results,
+                    handle: &memory.handle,
+                    row_limit: step.row_limit(self.group.rows()),
+                };
+                experts.queue(step.queue(), &received)
+            }
+            AnyExperts::Own(experts) => {
+                experts.queue(step.queue(), &Rows::of(memory), &memory.results.slice())
+            }
+        }
     }
 
     /// Queues the combine of a layer.

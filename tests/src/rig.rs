@@ -5,17 +5,18 @@ use std::sync::Arc;
 use graph_ep::ep_context::{MemoryAccount, RowShape};
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
-    BodyError, Buffer, CaptureError, DispatchError, Error, ExpertParallel, ExpertParallelBuilder,
+    BodyError, Buffer, CaptureError, DType, DispatchError, Error, ExpertParallel, ExpertParallelBuilder,
     Handle, OverflowError, Queue, Rank, RecoverySettings, RowBuffer, Step, StepGraph, StepMode,
     StepOptions, StepRecord, StepRunner,
 };
 
 use crate::backend::{RankEnv, TestBackend};
 use crate::case::Case;
-use crate::inputs::{Inputs, decode, encode};
+use crate::experts::Experts;
+use crate::inputs::{Inputs, decode};
 use crate::oracle::bits;
 use crate::outcome::{LayerRun, Ran, RankRun};
-use crate::program::Program;
+use crate::program::{AnyExperts, Program};
 
 /// One rank of a case: its membership, the memory of every layer, and what a step does with it.
 #[derive(Debug)]
@@ -27,14 +28,16 @@ pub struct Rig<T: TestBackend> {
     /// The memory of the rank's device.
     pub memory: MemoryAccount,
     layers: Arc<[Layer<T>]>,
-    experts: SyntheticExperts<T::Backend>,
+    experts: Arc<AnyExperts<T>>,
 }
 
 /// The memory of one layer: what it is given, where it receives, what it gives out.
 #[derive(Debug)]
 pub struct Layer<T: TestBackend> {
-    /// `[max tokens, hidden]`.
+    /// `[max tokens]` rows as the case has them.
     pub tokens: Buffer<T::Backend>,
+    /// `[max tokens]` rows of scales.
+    pub scales: Buffer<T::Backend>,
     /// One u32.
     pub count: Buffer<T::Backend>,
     /// `[max tokens, top_k]`, i32 or i64.
@@ -47,6 +50,8 @@ pub struct Layer<T: TestBackend> {
     pub handle: Handle<T::Backend>,
     /// Received rows.
     pub rows: RowBuffer<T::Backend>,
+    /// Received rows of scales, if the case has any.
+    pub received_scales: Option<RowBuffer<T::Backend>>,
     /// What the experts make of them.
     pub results: RowBuffer<T::Backend>,
 }
@@ -83,21 +88,28 @@ impl<T: TestBackend> Rig<T> {
     pub fn on(group: ExpertParallel<T::Backend>, case: &Case) -> Result<Self, Error> {
         let most = case.max_tokens();
         let id_bytes = if case.wide_ids { 8 } else { 4 };
-        let row_bytes = case.hidden * case.dtype.bytes();
         let layer = || -> Result<Layer<T>, Error> {
             Ok(Layer {
-                tokens: group.allocate(most * row_bytes)?,
+                tokens: group.allocate(most * case.token_bytes())?,
+                scales: group.allocate((most * case.scale_bytes()).max(16))?,
                 count: group.allocate(4)?,
                 ids: group.allocate(most * case.top_k * id_bytes)?,
                 weights: group.allocate(most * case.top_k * 4)?,
-                output: group.allocate(most * row_bytes)?,
+                output: group.allocate(most * case.sum_bytes())?,
                 handle: Handle::new(group.dispatcher(), group.rows())?,
-                rows: group.rows().add("rows of a layer", row_bytes)?,
-                results: group.rows().add("results of a layer", row_bytes)?,
+                rows: group.rows().add("rows of a layer", case.row_bytes())?,
+                received_scales: match case.scale_bytes() {
+                    0 => None,
+                    bytes => Some(group.rows().add("scales of a layer", bytes)?),
+                },
+                results: group.rows().add("results of a layer", case.sum_bytes())?,
             })
         };
         let layers = (0..case.layers).map(|_| layer()).collect::<Result<Vec<_>, _>>()?;
-        let experts = SyntheticExperts::new(&group)?;
+        let experts = Arc::new(match case.plain() {
+            true => AnyExperts::Synthetic(SyntheticExperts::new(&group)?),
+            false => AnyExperts::Own(Experts::new(&group, case)?),
+        });
         let memory = MemoryAccount::new(None);
         Ok(Self { group, case: case.clone(), memory, layers: layers.into(), experts })
     }
@@ -131,11 +143,11 @@ impl<T: TestBackend> Rig<T> {
     /// If the stream has failed.
     pub fn write_layer(&self, index: usize, inputs: &Inputs) {
         let layer = self.layer(index);
-        let tokens = inputs.tokens(self.case.top_k) as u32;
+        let tokens = inputs.count(self.case.top_k) as u32;
         let spoilt = vec![0xa5; layer.output.bytes()];
-        let values = encode(self.case.dtype, &inputs.values);
         for (buffer, bytes) in [
-            (&layer.tokens, values.as_slice()),
+            (&layer.tokens, inputs.tokens.as_slice()),
+            (&layer.scales, inputs.scales.as_slice()),
             (&layer.count, &tokens.to_le_bytes()),
             (&layer.ids, &inputs.id_bytes(self.case.wide_ids)),
             (&layer.weights, bytemuck::cast_slice(&inputs.weights)),
@@ -143,8 +155,10 @@ impl<T: TestBackend> Rig<T> {
         ] {
             self.group.write(buffer, bytes).expect("the buffer is long enough");
         }
-        let held = self.group.rows().capacity() as usize * layer.rows.row_bytes();
-        for rows in [&layer.rows, &layer.results] {
+        let beside = [layer.handle.row_weights(), layer.handle.row_experts()];
+        let beside = beside.into_iter().flatten().chain(&layer.received_scales);
+        for rows in [&layer.rows, &layer.results].into_iter().chain(beside) {
+            let held = self.group.rows().capacity() as usize * rows.row_bytes();
             let slice = rows.slice().get(0..held).expect("the capacity is reserved");
             // SAFETY: rows below the capacity are mapped, and used on this stream only.
             unsafe { self.direct().upload(&slice, &vec![0xa5; held]) }.expect("the slice fits");
@@ -271,7 +285,7 @@ impl<T: TestBackend> Rig<T> {
             .map(|index| {
                 let combined = !(self.case.ends_in_dispatch && index + 1 == self.case.layers);
                 let inputs = Inputs::new(&self.case, step, index, self.rank());
-                let tokens = if combined { inputs.tokens(self.case.top_k) } else { 0 };
+                let tokens = if combined { inputs.count(self.case.top_k) } else { 0 };
                 self.seen_layer(index, tokens)
             })
             .collect();
@@ -285,7 +299,6 @@ impl<T: TestBackend> Rig<T> {
     /// If the stream has failed.
     pub fn seen_layer(&self, index: usize, tokens: usize) -> LayerRun {
         let layer = self.layer(index);
-        let row_bytes = self.case.hidden * self.case.dtype.bytes();
         let local = self.group.dispatcher().local_experts();
         let mut expert_offsets = vec![0; local + 1];
         let mut tokens_per_expert = vec![0; local];
@@ -301,16 +314,40 @@ impl<T: TestBackend> Rig<T> {
         let total = total[0];
         let held = self.group.rows().capacity();
         assert!((0..=held as i32).contains(&total), "{total} rows in a capacity of {held}");
-        let mut rows = vec![0; total as usize * row_bytes];
-        queue.download(&layer.rows.slice(), &mut rows).expect("it ran");
-        let mut output = vec![0; tokens * row_bytes];
+        let rows = |buffer: Option<&RowBuffer<T::Backend>>| {
+            let Some(buffer) = buffer else { return Vec::new() };
+            let mut rows = vec![0; total as usize * buffer.row_bytes()];
+            queue.download(&buffer.slice(), &mut rows).expect("it ran");
+            rows
+        };
+        let mut output = vec![0; tokens * self.case.sum_bytes()];
         queue.download(&layer.output.slice(), &mut output).expect("it ran");
         LayerRun {
             output: bits(&decode(self.case.dtype, &output)),
             expert_offsets,
             tokens_per_expert,
             total,
-            rows: bits(&decode(self.case.dtype, &rows)),
+            rows: rows(Some(&layer.rows)),
+            scales: rows(layer.received_scales.as_ref()),
+            row_weights: bits(&decode(DType::Fp32, &rows(layer.handle.row_weights()))),
+            row_experts: bits(&decode(DType::Fp32, &rows(layer.handle.row_experts())))
+                .into_iter()
+                .map(u32::cast_signed)
+                .collect(),
+        }
+    }
+
+    /// Sets the expert map of `case` for the next step, and moves the experts to it.
+    ///
+    /// # Errors
+    ///
+    /// What the dispatcher refuses.
+    pub fn set_map(&self, case: &Case) -> Result<(), Error> {
+        let map = case.expert_map();
+        self.group.dispatcher().set_expert_map(&self.direct(), &map)?;
+        match self.experts.as_ref() {
+            AnyExperts::Synthetic(experts) => experts.follow(&self.group, &map),
+            AnyExperts::Own(experts) => experts.follow(&self.group, case),
         }
     }
 

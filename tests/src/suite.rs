@@ -85,6 +85,7 @@ macro_rules! conformance_suite {
                 a_failing_hook_refuses_on_all_ranks,
                 a_limit_in_rows_refuses_on_all_ranks,
                 memory_that_runs_out_refuses_on_all_ranks,
+                recovery_settings_that_differ_are_named,
                 eager_mode_is_the_last_resort,
                 a_body_that_cannot_be_recorded_again_runs_eagerly,
                 a_runner_runs_eagerly_when_asked,

@@ -28,8 +28,8 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Whether threads of this process may touch device memory at its device address.
     const HOST_REACHES_DEVICE_MEMORY: bool;
 
-    /// An ordered queue of work; a clone is the same queue.
-    type Stream: Clone + Debug + Send + Sync + 'static;
+    /// An ordered queue of work; a clone is the same queue, and equal to it.
+    type Stream: Clone + Debug + Eq + Send + Sync + 'static;
     /// Memory that only this rank addresses.
     type Private: Memory;
     /// Private memory with addresses reserved for its largest size and pages for its present one.
@@ -146,6 +146,24 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Returns the failure of an operation that ran before, if there was one.
     fn synchronize(&self, stream: &Self::Stream) -> Result<(), BackendError>;
 
+    /// Orders two streams: work queued on `after` from now on runs after everything that is queued
+    /// on `before` so far. A stream is always ordered with itself. Neither waits on the host nor
+    /// allocates device memory.
+    ///
+    /// While `before` records and `after` does not, `after` becomes a *branch* of that recording:
+    /// what is queued on it is recorded into the same graph, until the branch is joined by ordering
+    /// the stream that began the recording behind it. Then it takes nothing until it is forked again
+    /// or the recording has ended. In a graph, work on two branches runs at the same time or in the
+    /// order in which it was recorded: it may wait for other work of the graph only if that was
+    /// recorded before it.
+    ///
+    /// # Errors
+    ///
+    /// The failure of earlier work, and [`BackendError::Recording`]: for a stream that records
+    /// behind one that does not, whose work no replay would wait for; for streams of two recordings;
+    /// for the body of a loop, and while one is recorded. Nothing has changed then.
+    fn order(&self, before: &Self::Stream, after: &Self::Stream) -> Result<(), BackendError>;
+
     /// Looks, without waiting, whether work on the stream has failed. Allowed while recording.
     ///
     /// # Errors
@@ -168,15 +186,18 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     fn begin_recording(&self, stream: &Self::Stream) -> Result<(), BackendError>;
 
     /// Ends the recording and returns it. On an error the stream no longer records and what was
-    /// recorded is dropped.
+    /// recorded is dropped: also where a branch was not joined, see [`Backend::order`]. Every branch
+    /// runs its work again afterwards. On a branch itself this is an error and changes nothing.
     fn end_recording(&self, stream: &Self::Stream) -> Result<Self::Recording, BackendError>;
 
-    /// Ends the recording and drops it. Harmless if the stream does not record.
+    /// Ends the recording and drops it, branches included. Harmless if the stream does not record,
+    /// and on a branch.
     fn abandon_recording(&self, stream: &Self::Stream);
 
     /// Creates the condition of a loop in the recording of `stream`. The returned handle goes into
     /// the parameters of the kernels that set it: by [`crate::host::set_condition`] on the host, by
-    /// `set_condition` of `loop.cuh` on a GPU.
+    /// `set_condition` of `loop.cuh` on a GPU. Refused on a branch: loops stand on the stream that
+    /// began the recording.
     fn condition(&self, stream: &Self::Stream) -> Result<Condition, BackendError>;
 
     /// Begins the body of a loop that runs while its condition is nonzero; the condition is looked

@@ -191,6 +191,7 @@ pub fn a_rank_missing_from_an_agreement_is_named<T: TestBackend>() {
         let deadlines = patient().with(Phase::Agreement, SHORT);
         let rig = Rig::<T>::with(env, &with(&case, deadlines), &case);
         rig.write(0);
+        let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
         if rig.rank() == 2 {
             // Runs the step and does not look at its record. Whether it leaves before or after the
             // deadline of the others, it is the one to name.
@@ -199,7 +200,6 @@ pub fn a_rank_missing_from_an_agreement_is_named<T: TestBackend>() {
             std::thread::sleep(2 * SHORT);
             return vec![2];
         }
-        let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
         match runner.run() {
             Err(OverflowError::Context(ContextError::Rendezvous(RendezvousError::Deadline {
                 missing,
@@ -221,13 +221,13 @@ pub fn a_rank_that_leaves_ends_an_agreement<T: TestBackend>() {
     T::on_ranks(3, |env| {
         let rig = Rig::<T>::new(env, &case);
         rig.write(0);
+        let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
         if rig.rank() == 1 {
             let number = rig.launch(StepOptions::new()).expect("it is queued");
             rig.wait(number).expect("it ends");
             rig.group.context().rendezvous().abort("its engine was told to stop");
             return;
         }
-        let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
         let error = runner.run().expect_err("a rank is gone").to_string();
         assert!(error.contains("rank 1") && error.contains("told to stop"), "{error}");
     });

@@ -1,10 +1,11 @@
 //! When a step cannot be replayed: the other policies, hooks, limits, the eager fallback.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use graph_ep::{
-    BodyError, GrowthPolicy, OverflowError, OverflowPolicy, RecoveryHooks, RecoverySettings,
+    Adjustments, BodyError, GrowthPolicy, OverflowError, OverflowPolicy, RecoveryHooks, RecoverySettings,
     StepRecord, StepRunner,
 };
 
@@ -141,6 +142,43 @@ pub fn memory_that_runs_out_refuses_on_all_ranks<T: TestBackend>() {
             (told, (0..3).map(|step| rig.step(&mut runner, step).expect("it recovers")).collect())
         });
         judge(&case, 2, &["rank 2", "out of memory"], results);
+    }
+}
+
+/// Recovery settings that decide what ranks do together are compared when runners are made: every rank
+/// is told the field, both values and who has them, and can then make a runner all the same. Limits
+/// may differ, as memory does.
+pub fn recovery_settings_that_differ_are_named<T: TestBackend>() {
+    let usual = RecoverySettings::new();
+    let ahead = Adjustments { look_ahead: Some(1.5), ..Adjustments::default() };
+    let shrinking = Adjustments { shrink_after: NonZeroU32::new(3), ..Adjustments::default() };
+    let differ = [
+        ("overflow", usual.overflow(OverflowPolicy::Rounds), "recover", "rounds"),
+        ("growth", usual.growth(GrowthPolicy::Exact), "headroom", "exact"),
+        ("look_ahead", usual.adjustments(ahead), "None", "Some(1.5)"),
+        ("shrink_after", usual.adjustments(shrinking), "None", "Some(3)"),
+        ("max_replays", usual.max_replays(5), "2", "5"),
+    ];
+    let case = Case::new(3);
+    let told = T::on_ranks(3, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let second = rig.rank() == 2;
+        let texts: Vec<String> = differ
+            .iter()
+            .map(|(_, other, ..)| {
+                let settings = if second { *other } else { usual };
+                rig.runner(settings).expect_err("a setting differs").to_string()
+            })
+            .collect();
+        let limit = 1000 + rig.rank() as u32;
+        rig.runner(usual.max_rows(limit).eager_max_rows(limit)).expect("limits may differ");
+        texts
+    });
+    assert!(told.iter().all(|texts| *texts == told[0]), "{told:?}");
+    for ((field, _, first, second), text) in differ.iter().zip(&told[0]) {
+        for part in [field, first, second, "rank 0", "rank 2"] {
+            assert!(text.contains(part), "{field}: {part:?} is not in {text:?}");
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! As many windows as it takes: nothing is left out at any capacity that holds one token.
 
-use graph_ep::token_dispatch::reference::window::{items, windows};
 use graph_ep::{CaptureError, DispatchError, StepMode, StepOptions};
 
 use crate::backend::TestBackend;
@@ -9,6 +8,7 @@ use crate::inputs::Inputs;
 use crate::oracle::StepOracle;
 use crate::outcome::by_step;
 use crate::rig::Rig;
+use crate::rows;
 
 fn skewed() -> Case {
     Case { skew: Skew::Rotating, layers: 2, tokens: vec![6, 0, 9], ..Case::new(3) }
@@ -19,13 +19,10 @@ fn in_rounds() -> StepOptions {
 }
 
 /// The windows that `rank` needs for its worst layer, by the rule of the reference.
-fn trips(case: &Case, step: usize, rank: usize) -> u32 {
+pub(super) fn trips(case: &Case, step: usize, rank: usize) -> u32 {
     let of_layer = |layer| {
-        let inputs = Inputs::of_all(case, step, layer);
-        let topk: Vec<&[i64]> = inputs.iter().map(|own| own.ids.as_slice()).collect();
-        let items = items(&topk, case.top_k, &case.reference_map(), rank);
-        let rows = case.rows_of(rank) as usize;
-        windows(&items, rows, case.alignment as usize).expect("one token fits").len() as u32
+        let arrivals = rows::arrivals(case, &Inputs::of_all(case, step, layer));
+        rows::windows_of(case, &arrivals[rank], case.rows_of(rank) as usize) as u32
     };
     (0..case.layers).map(of_layer).max().unwrap_or(0)
 }

@@ -10,7 +10,7 @@ use graph_ep::{
 use crate::backend::TestBackend;
 use crate::case::{Case, Order, Skew};
 use crate::checks::refusal::Hooks;
-use crate::inputs::{Inputs, encode};
+use crate::inputs::{Inputs, Rows, encode};
 use crate::kernels::{RouteByOutput, RouteByOutputParams, route};
 use crate::oracle::{LayerOracle, StepOracle};
 use crate::outcome::{Ended, Ran, by_step};
@@ -41,7 +41,8 @@ fn oracles(case: &Case) -> [LayerOracle; 2] {
             let bytes = encode(case.dtype, &values);
             let rows = bytes.chunks_exact(case.hidden * case.dtype.bytes());
             let ids: Vec<i64> = rows.map(|row| route(row).into()).collect();
-            Inputs { weights: vec![1.0; ids.len()], values, ids }
+            let weights = vec![1.0; ids.len()];
+            Inputs::of(case, Rows::Values(values), ids, weights)
         })
         .collect();
     let second = LayerOracle::new(case, &second, None);

@@ -19,10 +19,13 @@ use crate::backend::{
 };
 use crate::kernel::Kernel;
 
+mod event;
 mod graph;
 mod mapping;
 mod memory;
 mod operation;
+mod order;
+mod part;
 mod recorder;
 mod shared;
 mod stream;
@@ -254,6 +257,13 @@ impl Backend for HostBackend {
         stream.refuse_recording("synchronize", "recorded work does not run")?;
         self.blocks();
         stream.wait()
+    }
+
+    /// Queues a wait on the thread of `after`, which a failure on `before` ends: `after` fails then
+    /// too. In a recording the operations of all branches are replayed by one thread, in the order in
+    /// which they were recorded.
+    fn order(&self, before: &HostStream, after: &HostStream) -> Result<(), BackendError> {
+        order::order(before, after)
     }
 
     fn check(&self, stream: &HostStream) -> Result<(), BackendError> {

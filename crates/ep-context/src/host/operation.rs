@@ -8,6 +8,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::event::{Await, Signal};
 use super::graph::Replay;
 use crate::backend::BackendError;
 use crate::kernel::Kernel;
@@ -20,6 +21,8 @@ pub(super) enum Operation {
     Upload { to: u64, data: Box<[u8]> },
     While { condition: Arc<AtomicU32>, body: Vec<Operation> },
     Replay(Replay),
+    Signal(Signal),
+    Await(Await),
 }
 
 impl Operation {
@@ -36,6 +39,7 @@ impl Operation {
             Self::Upload { .. } => "upload",
             Self::While { .. } => "loop",
             Self::Replay(_) => "replay",
+            Self::Signal(_) | Self::Await(_) => "order",
         }
     }
 
@@ -90,8 +94,17 @@ impl Operation {
             }
             // SAFETY: recorded under the promise that every replay may rely on it.
             Self::Replay(replay) => unsafe { replay.run()? },
+            Self::Signal(signal) => signal.pass(),
+            Self::Await(moment) => moment.wait()?,
         }
         Ok(())
+    }
+
+    /// Takes note that the operation will not run, `failure` being why.
+    pub(super) fn skip(&self, failure: &Failure) {
+        if let Self::Signal(signal) = self {
+            signal.fail(failure);
+        }
     }
 }
 

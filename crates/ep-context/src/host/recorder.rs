@@ -1,6 +1,7 @@
 //! A recording while it is made: open loops, their conditions, and what must be kept alive.
 
 use std::collections::HashSet;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -8,8 +9,8 @@ use super::graph::HostRecording;
 use super::operation::Operation;
 use crate::backend::{BackendError, Condition, Retained};
 
-/// A recording or the body of a loop in it. Unique in the process, so that a handle of a body is
-/// never taken for one of a later recording.
+/// A recording, the body of a loop in it, or a branch of it. Unique in the process, so that a handle
+/// of a body is never taken for one of a later recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScopeId(u64);
 
@@ -20,10 +21,21 @@ impl ScopeId {
     }
 }
 
-/// Where the operations of one stream go while it records.
+/// Where the operations of a stream go while it records, and those of its branches.
+///
+/// All of them are appended in the order in which they are queued, and a replay runs them in that
+/// order. Every ordering of one stream behind another concerns only what was queued on the other
+/// before, so the list keeps them all. Nor can ranks wait for each other for ever where all of them
+/// record the same exchanges in the same order: what an operation waits for is sent by an operation
+/// that stands no later in the list of its rank, and so the rank that has come the least far can
+/// always go on.
 #[derive(Debug)]
 pub(super) struct Recorder {
+    /// The recording has ended, and this takes nothing more.
+    over: bool,
     outermost: Scope,
+    /// Branches that were not joined, with the names of their streams.
+    branches: Vec<(ScopeId, String)>,
     /// The bodies that are open, the innermost last.
     bodies: Vec<Body>,
     conditions: Vec<LoopCondition>,
@@ -61,12 +73,48 @@ impl Scope {
 impl Recorder {
     pub(super) fn new() -> Self {
         Self {
+            over: false,
             outermost: Scope::fresh(),
+            branches: Vec::new(),
             bodies: Vec::new(),
             conditions: Vec::new(),
             retained: Vec::new(),
             held: HashSet::new(),
         }
+    }
+
+    /// Whether the recording has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Ends the recording for every stream that takes part in it, and returns what was recorded.
+    pub(super) fn take(&mut self) -> Self {
+        mem::replace(self, Self { over: true, ..Self::new() })
+    }
+
+    /// Fails where no stream can be ordered with another.
+    pub(super) fn check_order(&self) -> Result<(), BackendError> {
+        if self.over {
+            return Err(refused("order", "the recording has ended"));
+        }
+        if self.bodies.is_empty() {
+            return Ok(());
+        }
+        Err(refused("order", "the body of a loop is being recorded, which has no branches"))
+    }
+
+    /// Begins a branch on the stream of this name.
+    pub(super) fn fork(&mut self, name: &str) -> Result<ScopeId, BackendError> {
+        self.check_order()?;
+        let id = ScopeId::fresh();
+        self.branches.push((id, name.to_owned()));
+        Ok(id)
+    }
+
+    /// Ends a branch.
+    pub(super) fn join(&mut self, branch: ScopeId) {
+        self.branches.retain(|(id, _)| *id != branch);
     }
 
     /// Whether `body`, or the recording itself for `None`, takes operations or is an outer scope of
@@ -156,8 +204,14 @@ impl Recorder {
         Ok(())
     }
 
-    /// The recording, if no loop is open.
+    /// The recording, if no loop is open and every branch was joined.
     pub(super) fn finish(self) -> Result<HostRecording, BackendError> {
+        if let Some((_, name)) = self.branches.first() {
+            return Err(refused(
+                "end_recording",
+                &format!("stream {name}, a branch of it, was not joined"),
+            ));
+        }
         if !self.bodies.is_empty() {
             return Err(refused(
                 "end_recording",

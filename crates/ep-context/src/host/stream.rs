@@ -1,12 +1,12 @@
 //! Streams: where an operation goes depends on whether the stream runs or records.
 
 use std::fmt;
-use std::mem;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::graph::HostRecording;
 use super::lock;
 use super::operation::Operation;
+use super::part::Part;
 use super::recorder::{ENDED_BODY, Recorder, ScopeId, refused};
 use super::worker::{Worker, on_worker_thread};
 use crate::backend::{BackendError, Condition, Retained};
@@ -18,23 +18,41 @@ use crate::backend::{BackendError, Condition, Retained};
 /// happens on the thread of a stream.
 #[derive(Clone)]
 pub struct HostStream {
-    inner: Arc<Inner>,
-    body: Option<ScopeId>,
+    pub(super) inner: Arc<Inner>,
+    pub(super) body: Option<ScopeId>,
 }
 
-struct Inner {
-    name: String,
-    /// Locked before the worker's queue, so that what one thread queues falls wholly before or
-    /// wholly after the moment at which another begins to record.
-    recorder: Mutex<Option<Recorder>>,
-    worker: Worker,
+pub(super) struct Inner {
+    pub(super) name: String,
+    /// Locked before the recorder in it and before the worker's queue, so that what one thread
+    /// queues falls wholly before or wholly after the moment at which another begins to record.
+    pub(super) part: Mutex<Part>,
+    pub(super) worker: Worker,
 }
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Nobody could end the recording any more, and its branches would record for ever.
+        let part = self.part.get_mut().unwrap_or_else(PoisonError::into_inner);
+        drop(part.take_own());
+    }
+}
+
+/// The same queue or body.
+impl PartialEq for HostStream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner) && self.body == other.body
+    }
+}
+
+impl Eq for HostStream {}
 
 impl HostStream {
     pub(super) fn new(label: &str, name: &str) -> Result<Self, BackendError> {
         let name = format!("{label}/{name}");
         let worker = Worker::spawn(&name)?;
-        Ok(Self { inner: Arc::new(Inner { name, recorder: Mutex::new(None), worker }), body: None })
+        let part = Mutex::new(Part::default());
+        Ok(Self { inner: Arc::new(Inner { name, part, worker }), body: None })
     }
 
     /// Queues or records an operation.
@@ -47,9 +65,9 @@ impl HostStream {
         operation: Operation,
         retained: &[Retained],
     ) -> Result<(), BackendError> {
-        let mut recorder = lock(&self.inner.recorder);
-        match recorder.as_mut() {
-            Some(recorder) => recorder.record(self.body, operation, retained),
+        let part = lock(&self.inner.part);
+        match part.recorder(operation.name())? {
+            Some(mut recorder) => recorder.record(self.body, operation, retained),
             None if self.body.is_some() => Err(refused(operation.name(), ENDED_BODY)),
             // SAFETY: the caller's promise.
             None => unsafe { self.inner.worker.push(operation, retained) }
@@ -63,7 +81,7 @@ impl HostStream {
         operation: &'static str,
         reason: &str,
     ) -> Result<(), BackendError> {
-        match (lock(&self.inner.recorder).is_some(), self.body) {
+        match (lock(&self.inner.part).recording().is_some(), self.body) {
             (true, _) => Err(refused(
                 operation,
                 &format!("stream {} records, and {reason}", self.inner.name),
@@ -90,28 +108,34 @@ impl HostStream {
     }
 
     pub(super) fn is_recording(&self) -> bool {
-        lock(&self.inner.recorder).as_ref().is_some_and(|recorder| recorder.is_open(self.body))
+        let part = lock(&self.inner.part);
+        let recorder = part.recorder("is_recording");
+        recorder.is_ok_and(|open| open.is_some_and(|recorder| recorder.is_open(self.body)))
     }
 
     pub(super) fn begin_recording(&self) -> Result<(), BackendError> {
         const NAME: &str = "begin_recording";
-        let mut recorder = lock(&self.inner.recorder);
-        if recorder.is_some() {
+        let mut part = lock(&self.inner.part);
+        if part.recording().is_some() {
             return Err(refused(NAME, &format!("stream {} records already", self.inner.name)));
         }
         if self.body.is_some() {
             return Err(refused(NAME, ENDED_BODY));
         }
         self.check()?;
-        *recorder = Some(Recorder::new());
+        *part = Part::beginning();
         Ok(())
     }
 
     pub(super) fn end_recording(&self) -> Result<HostRecording, BackendError> {
         const NAME: &str = "end_recording";
-        let recorder = self
-            .take_recorder()
-            .ok_or_else(|| refused(NAME, &format!("stream {} does not record", self.inner.name)))?;
+        let recorder = self.take_recorder().ok_or_else(|| {
+            let reason = match lock(&self.inner.part).recording() {
+                Some(_) => "is a branch of a recording that another stream began",
+                None => "does not record",
+            };
+            refused(NAME, &format!("stream {} {reason}", self.inner.name))
+        })?;
         if self.body.is_some() {
             return Err(refused(NAME, "the stream is the body of a loop, not the recording"));
         }
@@ -122,14 +146,12 @@ impl HostStream {
         drop(self.take_recorder());
     }
 
-    /// The recording that this stream is, or is a body of. What it retains is dropped by the caller,
+    /// The recording that this stream began, or is a body of. What it retains is dropped by the caller,
     /// without a lock held: a destructor may use the stream.
     fn take_recorder(&self) -> Option<Recorder> {
-        let mut recorder = lock(&self.inner.recorder);
-        match recorder.as_ref() {
-            Some(open) if open.is_open(self.body) => mem::take(&mut *recorder),
-            _ => None,
-        }
+        let mut part = lock(&self.inner.part);
+        let open = part.recorder("end_recording").ok()?.is_some_and(|open| open.is_open(self.body));
+        if open { part.take_own() } else { None }
     }
 
     pub(super) fn condition(&self) -> Result<Condition, BackendError> {
@@ -154,8 +176,12 @@ impl HostStream {
         operation: &'static str,
         action: impl FnOnce(&mut Recorder) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        match lock(&self.inner.recorder).as_mut() {
-            Some(recorder) => action(recorder),
+        let part = lock(&self.inner.part);
+        if part.is_branch() {
+            return Err(refused(operation, "loops stand on the stream that began the recording"));
+        }
+        match part.recorder(operation)? {
+            Some(mut recorder) => action(&mut recorder),
             None if self.body.is_some() => Err(refused(operation, ENDED_BODY)),
             None => Err(refused(operation, &format!("stream {} does not record", self.inner.name))),
         }

@@ -135,10 +135,13 @@ impl Drop for Worker {
 impl Shared {
     fn work(&self) {
         IS_WORKER.set(true);
-        while let Some((work, failed)) = self.next() {
+        while let Some((work, failure)) = self.next() {
             // Settled only when what the work retained is released, so that whoever waited for
             // the stream finds it gone.
-            let outcome = if failed { work.release() } else { work.run() };
+            let outcome = match failure {
+                Some(failure) => work.skip(&failure),
+                None => work.run(),
+            };
             let mut state = lock(&self.state);
             state.settled += 1;
             if let (Err(failure), None) = (outcome, &state.failure) {
@@ -149,11 +152,12 @@ impl Shared {
         }
     }
 
-    fn next(&self) -> Option<(Work, bool)> {
+    /// The next operation, and the failure that keeps it from running.
+    fn next(&self) -> Option<(Work, Option<Failure>)> {
         let mut state = lock(&self.state);
         loop {
             if let Some(work) = state.pending.pop_front() {
-                return Some((work, state.failure.is_some()));
+                return Some((work, state.failure.clone()));
             }
             if state.closing {
                 return None;
@@ -170,6 +174,11 @@ impl Work {
         let ran = unsafe { self.operation.run() };
         let released = self.release();
         ran.and(released)
+    }
+
+    fn skip(self, failure: &Failure) -> Result<(), Failure> {
+        self.operation.skip(failure);
+        self.release()
     }
 
     fn release(self) -> Result<(), Failure> {

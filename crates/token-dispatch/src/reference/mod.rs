@@ -13,6 +13,7 @@
 //! | [`required`] | receive rows: required by a rank, granted at first, needed at worst |
 //! | [`window`] | what a receiver takes when its capacity is less than it requires |
 //! | [`arithmetic`] | rounding to the payload type |
+//! | [`fp8`] | FP8 e4m3, and quantising rows to it |
 //! | [`combine`] | the combined output, bit for bit, of every token |
 //! | [`approximate`] | the same output in f64, with a bound on how far the exact one may lie from it |
 //!
@@ -23,6 +24,7 @@ pub mod approximate;
 pub mod arithmetic;
 pub mod combine;
 pub mod exchange;
+pub mod fp8;
 pub mod placement;
 pub mod required;
 pub mod routing;
