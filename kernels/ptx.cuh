@@ -129,6 +129,13 @@ __device__ __forceinline__ Quad load_once(const Quad *from) {
     return quad;
 }
 
+// One access; the compiler would split a plain assignment.
+__device__ __forceinline__ void store_quad(Quad *to, const Quad &quad) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(quad.word[0]),
+                 "r"(quad.word[1]), "r"(quad.word[2]), "r"(quad.word[3])
+                 : "memory");
+}
+
 // Two values, each rounded to the nearest bf16, ties to even: the first in the low half.
 __device__ __forceinline__ u32 to_bf16x2(float low, float high) {
     u32 halves;

@@ -50,7 +50,7 @@ class Piece {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
             if (first_ + i * WARP < quads_) {
-                row[first_ + i * WARP] = quad_[i];
+                ptx::store_quad(row + first_ + i * WARP, quad_[i]);
             }
         }
     }
@@ -66,7 +66,7 @@ class Piece {
                 for (float &value : values) {
                     value = __fmul_rn(weight, value);
                 }
-                row[first_ + i * WARP] = dtype::Element::encode(values);
+                ptx::store_quad(row + first_ + i * WARP, dtype::Element::encode(values));
             }
         }
     }
@@ -99,7 +99,7 @@ class Piece {
 // Zeroes a row; a whole warp calls this.
 __device__ __forceinline__ void clear(Quad *row, u32 quads) {
     for (u32 i = scan::lane(); i < quads; i += WARP) {
-        row[i] = Quad{};
+        ptx::store_quad(row + i, Quad{});
     }
 }
 
@@ -161,7 +161,7 @@ class Sum {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
             if (first_ + i * WARP < quads_) {
-                row[first_ + i * WARP] = dtype::Element::encode(sum_[i]);
+                ptx::store_quad(row + first_ + i * WARP, dtype::Element::encode(sum_[i]));
             }
         }
     }

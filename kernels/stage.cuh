@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy(const Team &team, void *to, u64 from, u64 b
         for (u32 i = 0; i < DEPTH; ++i) {
             const u64 place = first + i * blockDim.x + threadIdx.x;
             if (place < quads) {
-                target[place] = quad[i];
+                ptx::store_quad(target + place, quad[i]);
             }
         }
     }

@@ -57,14 +57,14 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         Quad *to = rows::row_of(p.outputs, row, quads);
         for (u32 quad = scan::lane(); quad < quads; quad += scan::WARP) {
             float values[Element::VALUES];
-            Element::decode(from[quad], values);
+            Element::decode(ptx::load_once(from + quad), values);
 #pragma unroll
             for (u32 i = 0; i < Element::VALUES; ++i) {
                 const u32 word = mix(expert, quad * Element::VALUES + i);
                 const float product = __fmul_rn(fraction(word), values[i]);
                 values[i] = __fadd_rn(product, fraction(word >> 16));
             }
-            to[quad] = Element::encode(values);
+            ptx::store_quad(to + quad, Element::encode(values));
         }
     }
 }

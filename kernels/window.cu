@@ -18,8 +18,7 @@ struct Taken {
     u32 pairs;
 };
 
-// Sum over the local experts of the rows that `count(expert)` gives, each padded; or of the counts as
-// they are in the flat layout, whose rows are items.
+// Sum over the local experts of the rows that `count(expert)` gives, each padded.
 template <typename Count>
 __device__ __forceinline__ u32 padded_rows(const Geometry &g, Count count) {
     u32 rows = 0;
@@ -27,6 +26,12 @@ __device__ __forceinline__ u32 padded_rows(const Geometry &g, Count count) {
         rows += round_up(count(expert), g.alignment);
     }
     return scan::block_sum(rows);
+}
+
+// Pairs of this window for an expert. They are counted by atomics, which do not go through this
+// multiprocessor's cache.
+__device__ __forceinline__ u32 count_of(const WindowParams &p, u32 expert) {
+    return ptx::load_relaxed_sys(at<const u32>(p.handle.tokens_per_expert) + expert);
 }
 
 // Pairs for an expert that no window has taken yet.
@@ -69,7 +74,6 @@ __device__ __forceinline__ u32 add_items(const WindowParams &p, const Blocks &bl
 __device__ __forceinline__ Taken take_some(const WindowParams &p, const Blocks &blocks, u32 begin,
                                            u32 left, u32 capacity) {
     const Geometry &g = p.geometry;
-    i32 *counts = at<i32>(p.handle.tokens_per_expert);
     if (g.flat != 0) {
         const u32 items = min(capacity / g.alignment * g.alignment, left);
         return Taken{items, add_items(p, blocks, begin, items, 1)};
@@ -82,7 +86,7 @@ __device__ __forceinline__ Taken take_some(const WindowParams &p, const Blocks &
         const u32 first = begin + taken.items;
         const u32 pairs = add_items(p, blocks, first, stretch, 1);
         __syncthreads();
-        const u32 rows = padded_rows(g, [&](u32 expert) { return u32(counts[expert]); });
+        const u32 rows = padded_rows(g, [&](u32 expert) { return count_of(p, expert); });
         if (rows <= capacity) {
             taken.items += stretch;
             taken.pairs += pairs;
@@ -117,13 +121,12 @@ __device__ __forceinline__ Taken take(const WindowParams &p, const Blocks &block
 // First row of each expert; returns the end of the last.
 __device__ __forceinline__ u32 lay_out(const WindowParams &p, u32 items) {
     const Geometry &g = p.geometry;
-    const i32 *counts = at<const i32>(p.handle.tokens_per_expert);
     i32 *offsets = at<i32>(p.handle.expert_offsets);
     u32 end = 0;
     for (u32 first = 0; first < g.local_experts; first += blockDim.x) {
         const u32 expert = first + threadIdx.x;
         const bool mine = expert < g.local_experts;
-        const u32 rows = mine && g.flat == 0 ? round_up(u32(counts[expert]), g.alignment) : 0;
+        const u32 rows = mine && g.flat == 0 ? round_up(count_of(p, expert), g.alignment) : 0;
         u32 more;
         const u32 before = scan::block_exclusive(rows, more);
         if (mine) {

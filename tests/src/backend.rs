@@ -34,6 +34,14 @@ pub trait TestBackend: Sized + 'static {
     /// What the suite is called in messages.
     const NAME: &'static str;
 
+    /// Whether an operation of a device may fail while it runs without taking other tests with it.
+    const OPERATIONS_MAY_BREAK: bool = true;
+
+    /// What is missing on this machine that the backend needs; its checks are skipped then.
+    fn missing() -> Option<String> {
+        None
+    }
+
     /// The device of one rank. Its memory is counted in `memory`, and exhausted where that has a
     /// limit: a device that really runs out, which the library cannot know before.
     fn backend(rank: Rank, memory: &MemoryAccount) -> Self::Backend;
@@ -124,34 +132,53 @@ impl TestBackend for HostThreads {
         world: usize,
         body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
     ) -> Vec<Result<R, String>> {
-        let group = match ThreadGroup::new(world) {
-            Ok(group) => group,
-            Err(error) => return vec![Err(error.to_string())],
-        };
-        let body = Arc::new(body);
-        thread::scope(|scope| {
-            let ranks: Vec<_> = group
-                .into_iter()
-                .map(|rendezvous| {
-                    let body = body.clone();
-                    let name = format!("test {}", rendezvous.rank());
-                    thread::Builder::new().name(name).spawn_scoped(scope, move || {
-                        body(RankEnv { rendezvous, memory: MemoryAccount::new(None) })
-                    })
-                })
-                .collect();
-            ranks
-                .into_iter()
-                .map(|rank| match rank {
-                    Ok(rank) => rank.join().map_err(said),
-                    Err(error) => Err(format!("could not be started: {error}")),
-                })
-                .collect()
-        })
+        threads(world, body)
     }
 }
 
-fn said(panic: Box<dyn Any + Send>) -> String {
+/// Runs `body` on threads that are the ranks of a group; see [`TestBackend::try_on_ranks`].
+pub fn threads<T, R>(
+    world: usize,
+    body: impl Fn(RankEnv<T>) -> R + Send + Sync,
+) -> Vec<Result<R, String>>
+where
+    T: TestBackend<Rendezvous = ThreadRendezvous>,
+    R: RankResult,
+{
+    let group = match ThreadGroup::new(world) {
+        Ok(group) => group,
+        Err(error) => return vec![Err(error.to_string())],
+    };
+    let body = Arc::new(body);
+    thread::scope(|scope| {
+        let ranks: Vec<_> = group
+            .into_iter()
+            .map(|rendezvous| {
+                let body = body.clone();
+                let name = format!("test {}", rendezvous.rank());
+                thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                    body(RankEnv { rendezvous, memory: MemoryAccount::new(None) })
+                })
+            })
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| match rank {
+                Ok(rank) => rank.join().map_err(said),
+                Err(error) => Err(format!("could not be started: {error}")),
+            })
+            .collect()
+    })
+}
+
+/// Says that a check is skipped, past the harness, which keeps the output of tests that pass.
+pub fn say_skipped(check: &str, why: &str) {
+    use std::io::Write;
+    // Nowhere is left to say so if stderr is closed.
+    let _ = writeln!(std::io::stderr(), "{check}: skipped: {why}");
+}
+
+pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => *text,
         Err(panic) => match panic.downcast::<&'static str>() {

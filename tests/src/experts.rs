@@ -132,7 +132,8 @@ impl Kernel for Backward {
                 if p.weight_grads != 0 {
                     let results = apply(*expert, &values).into_iter();
                     let products = results.zip(&grads).map(|(v, g)| case.number().round(v) * g);
-                    let at = p.weight_grads + 4 * (row.index * p.rows.width as usize + place) as u64;
+                    let at =
+                        p.weight_grads + 4 * (row.index * p.rows.width as usize + place) as u64;
                     // SAFETY: the list has `width` entries for each row.
                     unsafe { *pointer::<f32>(at) = products.sum() };
                 }

@@ -204,7 +204,7 @@ impl Draw {
     }
 
     /// A value of ordinary size that needs rounding; now and then a zero or a small one.
-    fn value(&mut self) -> f32 {
+    pub fn value(&mut self) -> f32 {
         let fraction = (self.word() >> 40) as f32 / (1 << 23) as f32 - 1.0;
         match self.below(16) {
             0 => 0.0,

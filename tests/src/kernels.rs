@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use graph_ep::Kernel;
+use graph_ep::ep_context::KernelSource;
 
 /// Parameters of [`RouteByOutput`].
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -36,6 +37,11 @@ pub fn route(row: &[u8]) -> i32 {
 impl Kernel for RouteByOutput {
     type Params = RouteByOutputParams;
     const NAME: &'static str = "route_by_output";
+    const SOURCE: Option<KernelSource> = Some(KernelSource {
+        file: "route_by_output.cu",
+        text: include_str!("route_by_output.cu"),
+        headers: graph_ep_kernels::HEADERS,
+    });
 
     unsafe fn run_on_host(p: &RouteByOutputParams) {
         let (count, row_bytes) = (p.count as usize, p.row_bytes as usize);

@@ -6,6 +6,7 @@
 //! - [`oracle`]: what has to come out, from the pure functions of `token_dispatch::reference`.
 //! - [`rig`]: one rank, built and fed from a case; [`program`]: its step; [`outcome`]: what it saw.
 //! - [`payload`]: what experts read from a row; [`experts`]: those that read every payload and layout.
+//! - [`grads`] and [`grad_oracle`]: backward passes, and what has to come of them.
 //! - [`rows`]: what a receiver has to find; [`kernels`]: device operations that tests need.
 //! - [`checks`]: the suite, one module a theme; [`conformance_suite!`] makes a `#[test]` of each check.
 //!
@@ -15,12 +16,19 @@
 pub mod backend;
 pub mod case;
 pub mod checks;
+pub mod cuda;
+pub mod deaths;
 pub mod experts;
+pub mod grad_oracle;
+pub mod grads;
+pub mod harness;
 pub mod inputs;
 pub mod kernels;
+pub mod leaks;
 pub mod oracle;
 pub mod outcome;
 pub mod payload;
+pub mod processes;
 pub mod program;
 pub mod rig;
 pub mod rows;
@@ -28,5 +36,7 @@ mod suite;
 
 pub use backend::{HostThreads, RankEnv, RankResult, TestBackend};
 pub use case::{Case, Order, Skew};
+pub use cuda::CudaThreads;
 pub use outcome::RankRun;
+pub use processes::HostProcesses;
 pub use rig::Rig;

@@ -1,5 +1,7 @@
 //! What has to come out of a step, from the pure functions of `token_dispatch::reference`.
 
+use std::fmt::LowerHex;
+
 use graph_ep::synthetic;
 use graph_ep::token_dispatch::reference::routing::invalid_ids;
 use graph_ep::token_dispatch::reference::window::dropped_rows;
@@ -103,6 +105,18 @@ fn by_reference(
     outputs.iter().map(|output| bits(output)).collect()
 }
 
+/// Holds a long list to another, and says where they differ rather than what they are.
+///
+/// # Panics
+///
+/// If they differ.
+pub fn same<N: PartialEq + LowerHex>(what: &str, seen: &[N], expected: &[N]) {
+    assert_eq!(seen.len(), expected.len(), "{what}: length");
+    if let Some(at) = (0..seen.len()).find(|at| seen[*at] != expected[*at]) {
+        panic!("{what}: {:#x} rather than {:#x} at {at}", seen[at], expected[at]);
+    }
+}
+
 /// The bits of each number.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
@@ -169,10 +183,11 @@ impl StepOracle {
                 assert_eq!(seen.tokens_per_expert, expected.tokens_per_expert, "{at}: counts");
                 assert_eq!(seen.expert_offsets, expected.expert_offsets, "{at}: offsets");
                 assert_eq!(seen.total, expected.total, "{at}: total");
-                assert_eq!(seen.rows, expected.rows, "{at}: received rows");
-                assert_eq!(seen.scales, expected.scales, "{at}: received scales");
-                assert_eq!(seen.row_weights, expected.row_weights, "{at}: weights of rows");
-                assert_eq!(seen.row_experts, expected.row_experts, "{at}: experts of rows");
+                same(&format!("{at}: received rows"), &seen.rows, &expected.rows);
+                same(&format!("{at}: received scales"), &seen.scales, &expected.scales);
+                let (weights, experts) = (&expected.row_weights, &expected.row_experts);
+                same(&format!("{at}: weights of rows"), &seen.row_weights, weights);
+                same(&format!("{at}: experts of rows"), &seen.row_experts, experts);
             }
             self.check_record(&format!("{what}: rank {rank}"), rank, run);
         }
@@ -189,7 +204,7 @@ impl StepOracle {
             assert_eq!(run.layers.len(), self.layers.len(), "{what}: layers of rank {rank}");
             for (layer, (oracle, seen)) in self.layers.iter().zip(&run.layers).enumerate() {
                 let at = format!("{what}: rank {rank}, layer {layer}");
-                assert_eq!(seen.output, oracle.ranks[rank].output, "{at}: output");
+                same(&format!("{at}: output"), &seen.output, &oracle.ranks[rank].output);
                 for (output, naive) in seen.output.iter().zip(&oracle.naive[rank]) {
                     let output = f32::from_bits(*output);
                     assert!(naive.admits(output), "{at}: {output:e} against {naive:?}");

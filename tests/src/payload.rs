@@ -1,7 +1,7 @@
 //! What the experts of the suite read from a received row, by the references.
 
-use graph_ep::{DType, Payload};
 use graph_ep::token_dispatch::reference::fp8;
+use graph_ep::{DType, Payload};
 
 use crate::case::Case;
 use crate::inputs::decode;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use graph_ep::ep_context::{MemoryAccount, RowShape};
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
-    BodyError, Buffer, CaptureError, DType, DispatchError, Error, ExpertParallel, ExpertParallelBuilder,
-    Handle, OverflowError, Queue, Rank, RecoverySettings, RowBuffer, Step, StepGraph, StepMode,
-    StepOptions, StepRecord, StepRunner,
+    BodyError, Buffer, CaptureError, DType, DispatchError, Error, ExpertParallel,
+    ExpertParallelBuilder, Handle, OverflowError, Queue, Rank, RecoverySettings, RowBuffer, Step,
+    StepGraph, StepMode, StepOptions, StepRecord, StepRunner,
 };
 
 use crate::backend::{RankEnv, TestBackend};

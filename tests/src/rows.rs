@@ -1,11 +1,11 @@
 //! What a receiver has to find, and the sums that come of it: the rules of dispatch and combine for
 //! every payload, layout and weighting.
 
+use graph_ep::synthetic;
 use graph_ep::token_dispatch::reference::required::round_up;
 use graph_ep::token_dispatch::reference::routing::{Choice, choices};
 use graph_ep::token_dispatch::reference::window::{Item, items, longest_prefix};
 use graph_ep::token_dispatch::reference::{Approximation, tolerance};
-use graph_ep::synthetic;
 
 use crate::case::Case;
 use crate::inputs::Inputs;
@@ -57,58 +57,83 @@ pub fn windows_of(case: &Case, items: &[Item], capacity: usize) -> usize {
     windows
 }
 
+/// One received row that is no padding.
+#[derive(Clone, Debug)]
+pub struct Placed<'i> {
+    /// The token.
+    pub item: &'i Item,
+    /// Its choices that this row is for, ascending by expert, with their weights: one where rows are
+    /// grouped, all on this rank where they are not.
+    pub choices: Vec<(Choice, f32)>,
+}
+
+/// The rows of `rank` when it has taken `items`, `None` for padding, and where each slot's begin.
+pub fn placed<'i>(
+    case: &Case,
+    inputs: &[Inputs],
+    rank: usize,
+    items: &'i [Item],
+) -> (Vec<Option<Placed<'i>>>, Vec<i32>) {
+    let slots = case.slots(rank);
+    if case.flat() {
+        let row = |item| Some(Placed { item, choices: choices_of(case, inputs, item) });
+        let mut offsets = vec![0; slots.len()];
+        offsets.push(items.len() as i32);
+        return (items.iter().map(row).collect(), offsets);
+    }
+    let (mut rows, mut offsets) = (Vec::new(), vec![0]);
+    for expert in slots {
+        for item in items {
+            let mut choices = choices_of(case, inputs, item);
+            choices.retain(|(choice, _)| Some(choice.expert) == expert);
+            if !choices.is_empty() {
+                rows.push(Some(Placed { item, choices }));
+            }
+        }
+        rows.resize_with(round_up(rows.len(), case.alignment as usize), || None);
+        offsets.push(rows.len() as i32);
+    }
+    (rows, offsets)
+}
+
 /// What `rank` finds when it has taken `items`; the output is left empty.
 pub fn layout(case: &Case, inputs: &[Inputs], rank: usize, items: &[Item]) -> LayerRun {
-    let slots = case.slots(rank);
+    let (placed, expert_offsets) = placed(case, inputs, rank, items);
+    let (slots, width) = (case.slots(rank), case.width(rank));
     let count = |expert: &Option<usize>| {
         let takes = |item: &&Item| expert.is_some_and(|expert| item.experts.contains(&expert));
-        items.iter().filter(takes).count()
+        items.iter().filter(takes).count() as i32
     };
-    let tokens_per_expert: Vec<usize> = slots.iter().map(count).collect();
     let mut found = LayerRun {
         output: Vec::new(),
-        expert_offsets: vec![0; slots.len() + 1],
-        tokens_per_expert: tokens_per_expert.iter().map(|count| *count as i32).collect(),
-        total: 0,
+        tokens_per_expert: slots.iter().map(count).collect(),
+        total: expert_offsets[slots.len()],
+        expert_offsets,
         rows: Vec::new(),
         scales: Vec::new(),
         row_weights: Vec::new(),
         row_experts: Vec::new(),
     };
-    if case.flat() {
-        for item in items {
-            let of_item = choices_of(case, inputs, item);
-            bring(case, inputs, item, &mut found);
-            let width = case.width(rank);
-            for (choice, weight) in &of_item {
+    for (row, placed) in placed.iter().enumerate() {
+        if let Some(Placed { item, choices }) = placed {
+            let (own, token) = (&inputs[item.source], item.token);
+            found.rows.extend(&own.rows[token * case.row_bytes()..][..case.row_bytes()]);
+            found.scales.extend(&own.scales[token * case.scale_bytes()..][..case.scale_bytes()]);
+            // Nothing is beside the row where combine multiplies.
+            for (choice, weight) in choices.iter().take(width) {
                 let slot = slots.iter().position(|expert| *expert == Some(choice.expert));
-                found.row_experts.push(slot.map_or(-2, |slot| slot as i32));
+                found.row_experts.push(slot.expect("it is held here") as i32);
                 found.row_weights.push(weight.to_bits());
             }
-            found.row_experts.extend(vec![-1; width - of_item.len()]);
-            found.row_weights.extend(vec![0; width - of_item.len()]);
         }
-        found.total = items.len() as i32;
-    } else {
-        for (slot, expert) in slots.iter().enumerate() {
-            found.expert_offsets[slot] = found.total;
-            for item in items {
-                let mut of_item = choices_of(case, inputs, item).into_iter();
-                if let Some((_, weight)) = of_item.find(|(c, _)| Some(c.expert) == *expert) {
-                    bring(case, inputs, item, &mut found);
-                    found.row_weights.push(weight.to_bits());
-                }
-            }
-            found.total += round_up(tokens_per_expert[slot], case.alignment as usize) as i32;
-            found.rows.resize(found.total as usize * case.row_bytes(), 0);
-            found.scales.resize(found.total as usize * case.scale_bytes(), 0);
-            found.row_weights.resize(found.total as usize, 0);
-        }
+        found.rows.resize((row + 1) * case.row_bytes(), 0);
+        found.scales.resize((row + 1) * case.scale_bytes(), 0);
+        found.row_weights.resize((row + 1) * width, 0);
+        found.row_experts.resize((row + 1) * width, -1);
     }
-    if !case.caller_weighs() {
-        found.row_weights.clear();
+    if !case.flat() {
+        found.row_experts.clear();
     }
-    found.expert_offsets[slots.len()] = found.total;
     found
 }
 
@@ -121,12 +146,6 @@ pub fn choices_of(case: &Case, inputs: &[Inputs], item: &Item) -> Vec<(Choice, f
         .filter(|choice| item.experts.contains(&choice.expert))
         .map(|choice| (choice, weights[own.start + choice.choice]))
         .collect()
-}
-
-fn bring(case: &Case, inputs: &[Inputs], item: &Item, found: &mut LayerRun) {
-    let (own, token) = (&inputs[item.source], item.token);
-    found.rows.extend(&own.rows[token * case.row_bytes()..][..case.row_bytes()]);
-    found.scales.extend(&own.scales[token * case.scale_bytes()..][..case.scale_bytes()]);
 }
 
 /// The token's row, as experts read it.
@@ -194,7 +213,8 @@ impl Sums {
         let naive = (0..exact.len()).map(|at| {
             let (terms, magnitude) = (self.terms[at], self.magnitude[at]);
             // One more rounding of each term where experts round what they multiplied.
-            let more = magnitude * number.unit_roundoff() + terms as f64 * number.subnormal_roundoff();
+            let more =
+                magnitude * number.unit_roundoff() + terms as f64 * number.subnormal_roundoff();
             let more = if case.caller_weighs() { 1.1 * more } else { 0.0 };
             Approximation {
                 value: self.naive[at],

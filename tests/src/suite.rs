@@ -1,12 +1,41 @@
-//! The list of checks, and the tests made of it.
+//! The list of checks, and what is made of it.
 
-/// Makes a `#[test]` of every check, for one backend, which is named by an absolute path:
-/// `conformance_suite!(host_threads, graph_ep_tests::HostThreads)`.
+/// Makes something of every check, for one backend, which is named by an absolute path.
+///
+/// `conformance_suite!(host_threads, graph_ep_tests::HostThreads)` makes a module of `#[test]`s.
+/// `conformance_suite!(list graph_ep_tests::HostProcesses)` is a
+/// `Vec<`[`Check`](crate::harness::Check)`>`, for a program that is its own harness.
 #[macro_export]
 macro_rules! conformance_suite {
+    (list $backend:ty) => {
+        $crate::conformance_suite! { @checks list list, $backend }
+    };
     ($suite:ident, $backend:ty) => {
+        $crate::conformance_suite! { @checks tests $suite, $backend }
+    };
+    (@tests $suite:ident, $backend:ty; $($group:ident: $($check:ident),* ;)*) => {
         mod $suite {
-            $crate::conformance_suite! { @group $backend, modes:
+            $(mod $group {
+                $(
+                    #[test]
+                    fn $check() {
+                        $crate::checks::$group::$check::<$backend>();
+                    }
+                )*
+            })*
+        }
+    };
+    (@list $suite:ident, $backend:ty; $($group:ident: $($check:ident),* ;)*) => {
+        vec![$($(
+            $crate::harness::Check {
+                name: concat!(stringify!($group), "::", stringify!($check)),
+                run: $crate::checks::$group::$check::<$backend>,
+            },
+        )*)*]
+    };
+    (@checks $form:ident $suite:ident, $backend:ty) => {
+        $crate::conformance_suite! { @$form $suite, $backend;
+            modes:
                 eager_equals_the_oracle,
                 static_equals_the_oracle,
                 truncation_equals_the_oracle,
@@ -14,9 +43,8 @@ macro_rules! conformance_suite {
                 all_modes_give_the_same_bits,
                 replays_equal_direct_steps,
                 runs_repeat_bit_for_bit,
-                the_layer_of_the_facade_equals_the_oracle,
-            }
-            $crate::conformance_suite! { @group $backend, shapes:
+                the_layer_of_the_facade_equals_the_oracle;
+            shapes:
                 one_to_sixteen_ranks,
                 experts_that_do_not_divide,
                 experts_placed_by_a_list,
@@ -33,14 +61,43 @@ macro_rules! conformance_suite {
                 wrong_arguments_are_refused,
                 misaligned_words_are_refused,
                 a_short_output_is_refused,
-                settings_out_of_range_are_refused,
-            }
-            $crate::conformance_suite! { @group $backend, rounds:
+                settings_out_of_range_are_refused;
+            payloads:
+                bytes_and_scales_arrive_as_they_were,
+                staged_rows_and_scales,
+                fp8_rows_are_quantised_on_the_way,
+                other_number_formats_in_every_mode,
+                missing_and_short_scales_are_refused,
+                tokens_across_the_staging_area_are_refused;
+            layouts:
+                flat_rows_equal_the_oracle,
+                weights_beside_grouped_rows_equal_the_oracle,
+                every_payload_in_every_layout,
+                every_alignment_in_every_layout;
+            backward:
+                gradients_equal_the_oracle,
+                gradients_on_one_to_eight_ranks,
+                handles_are_kept_until_their_backward_pass,
+                a_forward_and_a_backward_pass_at_once,
+                dropped_rows_have_no_gradients,
+                rounds_give_the_same_gradients,
+                backward_passes_that_cannot_be_are_refused;
+            maps:
+                maps_change_under_one_graph,
+                moving_experts_changes_no_bit_of_their_sums,
+                copies_share_the_load,
+                maps_change_between_recovered_steps_and_rounds,
+                maps_that_do_not_fit_are_refused;
+            resize:
+                a_resized_group_takes_more_tokens,
+                a_resized_group_holds_what_is_reported,
+                a_resize_without_memory_refuses_on_all_ranks,
+                resizes_that_differ_are_named;
+            rounds:
                 rounds_equal_the_oracle,
                 rounds_without_room_for_a_token_are_refused,
-                rounds_outside_a_recording_are_refused,
-            }
-            $crate::conformance_suite! { @group $backend, lanes:
+                rounds_outside_a_recording_are_refused;
+            lanes:
                 two_lanes_in_turn,
                 two_lanes_at_once,
                 a_second_dispatch_on_an_open_lane_is_refused,
@@ -49,14 +106,12 @@ macro_rules! conformance_suite {
                 a_handle_of_another_dispatcher_is_refused,
                 a_lane_of_another_dispatcher_is_refused,
                 a_step_that_ends_in_a_dispatch_has_one_verdict,
-                a_lane_serves_steps_with_and_without_combine,
-            }
-            $crate::conformance_suite! { @group $backend, epochs:
+                a_lane_serves_steps_with_and_without_combine;
+            epochs:
                 epochs_wrap,
                 records_stay_until_the_ring_comes_round,
-                many_steps_in_flight,
-            }
-            $crate::conformance_suite! { @group $backend, capture:
+                many_steps_in_flight;
+            capture:
                 eager_steps_are_refused,
                 host_transfers_are_refused,
                 a_panic_in_the_body_leaves_the_stream_usable,
@@ -66,21 +121,18 @@ macro_rules! conformance_suite {
                 growth_leaves_a_device_counted_graph_current,
                 a_graph_for_a_plan_is_current_once_it_holds,
                 a_graph_owns_what_it_captured,
-                graphs_of_several_sizes_share_a_lane,
-            }
-            $crate::conformance_suite! { @group $backend, run_ahead:
+                graphs_of_several_sizes_share_a_lane;
+            run_ahead:
                 steps_behind_an_over_budget_one_drain,
                 clean_steps_run_ahead,
-                nothing_is_held_back_unasked,
-            }
-            $crate::conformance_suite! { @group $backend, recovery:
+                nothing_is_held_back_unasked;
+            recovery:
                 recovery_follows_the_simulation,
                 growth_is_recorded_where_it_must_be,
                 adjustments_follow_the_simulation,
                 growth_stays_within_its_limit,
-                ranks_may_differ_in_capacity,
-            }
-            $crate::conformance_suite! { @group $backend, refusal:
+                ranks_may_differ_in_capacity;
+            refusal:
                 hooks_are_called_once_an_attempt,
                 a_failing_hook_refuses_on_all_ranks,
                 a_limit_in_rows_refuses_on_all_ranks,
@@ -91,17 +143,15 @@ macro_rules! conformance_suite {
                 a_runner_runs_eagerly_when_asked,
                 the_policy_drop_keeps_what_fits,
                 the_policy_fail_reports_and_goes_on,
-                an_invalidated_runner_records_once,
-            }
-            $crate::conformance_suite! { @group $backend, trust:
+                an_invalidated_runner_records_once;
+            trust:
                 what_follows_an_overflow_is_not_believed,
                 independent_routing_counts_every_dispatch,
                 hooks_follow_every_attempt,
                 looking_ahead_is_by_the_run_that_was_kept,
                 an_overflow_among_layers_in_flight_is_recovered,
-                too_few_replays_end_in_an_eager_run,
-            }
-            $crate::conformance_suite! { @group $backend, failure:
+                too_few_replays_end_in_an_eager_run;
+            failure:
                 a_rank_that_never_dispatches_is_blamed,
                 a_rank_that_never_combines_is_blamed,
                 a_rank_that_never_acknowledges_is_blamed,
@@ -112,9 +162,8 @@ macro_rules! conformance_suite {
                 a_rank_that_leaves_ends_an_agreement,
                 ranks_in_different_steps_find_out,
                 an_eager_step_without_room_is_given_up,
-                a_new_group_works_after_a_failed_one,
-            }
-            $crate::conformance_suite! { @group $backend, setup:
+                a_new_group_works_after_a_failed_one;
+            setup:
                 settings_that_differ_are_named,
                 a_rank_missing_from_set_up_is_named,
                 memory_that_runs_out_in_set_up_fails_on_all_ranks,
@@ -123,18 +172,7 @@ macro_rules! conformance_suite {
                 a_memory_limit_of_one_rank_stops_all,
                 clean_steps_neither_block_nor_allocate,
                 a_group_that_is_dropped_leaves_nothing,
-                trimming_waits_for_every_user,
-            }
-        }
-    };
-    (@group $backend:ty, $group:ident: $($check:ident),* $(,)?) => {
-        mod $group {
-            $(
-                #[test]
-                fn $check() {
-                    $crate::checks::$group::$check::<$backend>();
-                }
-            )*
+                trimming_waits_for_every_user;
         }
     };
 }

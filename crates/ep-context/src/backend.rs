@@ -148,7 +148,8 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
 
     /// Orders two streams: work queued on `after` from now on runs after everything that is queued
     /// on `before` so far. A stream is always ordered with itself. Neither waits on the host nor
-    /// allocates device memory.
+    /// allocates device memory. Where work on `before` fails, `after` fails with it rather than
+    /// running on without its input.
     ///
     /// While `before` records and `after` does not, `after` becomes a *branch* of that recording:
     /// what is queued on it is recorded into the same graph, until the branch is joined by ordering

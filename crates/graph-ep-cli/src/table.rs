@@ -76,7 +76,7 @@ fn run_table(report: &Report) -> Table {
     let timings = &report.timings_us;
     for (what, timing) in [
         ("clean step", timings.clean_step),
-        ("recovered step", timings.recovered_step),
+        ("overflowed step", timings.recovered_step),
         ("recording", timings.recording),
         ("growing", timings.growing),
     ] {
@@ -208,6 +208,7 @@ mod tests {
             "840.0 us",
             "median of 3, 812.0 us to 1.01 ms",
             "did not occur",
+            "overflowed step",
             "35.4 %",
         ] {
             assert!(text.contains(expected), "{expected}");

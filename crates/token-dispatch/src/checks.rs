@@ -27,6 +27,7 @@ impl<B: Backend> Lane<B> {
         let least = tokens * g.token_bytes as usize;
         self.at_least(OP, "length of the tokens in bytes", args.tokens.bytes(), least)?;
         self.aligned(OP, "address of the tokens", &args.tokens)?;
+        self.apart("address of the tokens", &args.tokens, least, &self.staging(), g.quantize != 0)?;
         let ids = args.topk_ids.slice().bytes();
         let id_bytes = args.topk_ids.id_bytes();
         self.at_least(OP, "length of topk_ids in bytes", ids, tokens * top_k * id_bytes)?;
@@ -56,7 +57,8 @@ impl<B: Backend> Lane<B> {
             Some(scales) => {
                 let least = tokens * g.scale_bytes as usize;
                 self.at_least(OP, "length of the scales in bytes", scales.bytes(), least)?;
-                self.aligned(OP, "address of the scales", scales)
+                self.aligned(OP, "address of the scales", scales)?;
+                self.apart("address of the scales", scales, least, &self.staged_scales(), false)
             }
             None if needed && g.quantize == 0 => {
                 let limit = "given, since the payload has scales".to_owned();
@@ -64,6 +66,28 @@ impl<B: Backend> Lane<B> {
             }
             None => Ok(()),
         }
+    }
+
+    /// Checks that what a dispatch copies, the first `bytes` bytes of `from`, does not lie in `area`,
+    /// to which it copies them; unless it is there already, and stays as it is.
+    fn apart(
+        &self,
+        argument: &'static str,
+        from: &DeviceSlice<'_, B>,
+        bytes: usize,
+        area: &DeviceSlice<'_, B>,
+        changed: bool,
+    ) -> Result<(), DispatchError> {
+        let end = |slice: &DeviceSlice<'_, B>, bytes: usize| slice.address() + bytes as u64;
+        let overlap = from.address() < end(area, area.bytes()) && area.address() < end(from, bytes);
+        if !overlap || (from.address() == area.address() && !changed) {
+            return Ok(());
+        }
+        let limit = match changed {
+            true => "outside the lane's staging area, to which rows are quantised".to_owned(),
+            false => "the start of the lane's staging area, or outside it".to_owned(),
+        };
+        Err(self.argument("dispatch", argument, format!("{:#x}", from.address()), limit))
     }
 
     fn buffer_of(

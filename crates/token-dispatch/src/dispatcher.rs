@@ -326,7 +326,7 @@ impl<B: Backend> TokenDispatcher<B> {
         Ok(unsafe {
             queue.launch::<kernels::StepBegin>(
                 &self.inner.kernels.step_begin,
-                launch::slots(&self.inner.geometry),
+                launch::peers(&self.inner.geometry),
                 &params,
                 &[],
                 &self.retained(),
@@ -351,7 +351,7 @@ impl<B: Backend> TokenDispatcher<B> {
         Ok(unsafe {
             queue.launch::<kernels::StepEnd>(
                 &self.inner.kernels.step_end,
-                launch::slots(&self.inner.geometry),
+                launch::peers(&self.inner.geometry),
                 &params,
                 &[],
                 &self.retained(),

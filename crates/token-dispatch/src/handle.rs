@@ -127,8 +127,8 @@ impl<B: Backend> Handle<B> {
         self.inner.row_weights.as_ref()
     }
 
-    /// The local experts of each received row in the flat layout: i32 `[capacity, flat_width]`,
-    /// ascending, −1 behind the last.
+    /// The slots of each received row's experts in the flat layout: i32 `[capacity, flat_width]`, in
+    /// ascending order of the experts' ids, −1 behind the last.
     pub fn row_experts(&self) -> Option<&RowBuffer<B>> {
         self.inner.row_experts.as_ref()
     }

@@ -87,6 +87,7 @@ impl<B: Backend> Lane<B> {
 
     /// The lane's staging area, `[max_tokens]` rows as they are received. Tokens that are written here,
     /// after the lane's last combine and before its next dispatch, are not copied by that dispatch.
+    /// Rows that a dispatch quantises cannot be staged.
     pub fn staging(&self) -> DeviceSlice<'static, B> {
         let g = &self.dispatcher.inner.geometry;
         let address = self.memory.block.own_address() + g.lane.staging;

@@ -14,6 +14,10 @@ use crate::lane::Lane;
 use crate::launch;
 use crate::params::AcknowledgeParams;
 
+mod branches;
+
+use branches::Branches;
+
 /// How a step receives rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepMode {
@@ -104,6 +108,8 @@ pub struct Step<'a, B: Backend> {
     open: SmallVec<[OpenPair<B>; 2]>,
     shapes: SmallVec<[(RowSet<B>, RowShape); 2]>,
     number: Option<u32>,
+    branches: Branches<B>,
+    in_loop: bool,
 }
 
 /// A dispatch whose combine has not come yet.
@@ -161,11 +167,13 @@ impl<'a, B: Backend> Step<'a, B> {
             open: SmallVec::new(),
             shapes: SmallVec::new(),
             number,
+            branches: Branches::new(),
+            in_loop: false,
         })
     }
 
     /// Where operations of the caller's own go, between those of the step; in the body of a loop,
-    /// into the body.
+    /// into the body, and in a branch, on the branch.
     pub fn queue(&self) -> &Queue<'a, B> {
         &self.queue
     }
@@ -189,13 +197,14 @@ impl<'a, B: Backend> Step<'a, B> {
         }
     }
 
-    /// Ends the step: closes lanes that a dispatch left open, with one more round of signals, and
-    /// publishes the record.
+    /// Ends the step: joins every branch that is out, closes lanes that a dispatch left open, with
+    /// one more round of signals, and publishes the record.
     ///
     /// # Errors
     ///
-    /// What the backend reports.
+    /// What the backend reports, and the failure of work on a branch.
     pub fn finish(mut self) -> Result<StepSummary<B>, DispatchError> {
+        self.join_all()?;
         for pair in std::mem::take(&mut self.open) {
             self.acknowledge(&pair.lane)?;
         }
@@ -235,6 +244,9 @@ impl<'a, B: Backend> Step<'a, B> {
 
     /// Creates the condition of a loop.
     pub(crate) fn condition(&self) -> Result<Condition, DispatchError> {
+        if self.branches.on_branch() {
+            return Err(self.order_error("rounds", "loops stand on the step's own stream"));
+        }
         Ok(self.queue.backend().condition(self.queue.stream())?)
     }
 
@@ -249,8 +261,10 @@ impl<'a, B: Backend> Step<'a, B> {
         let inner = backend.begin_while(&outer, condition).map_err(DispatchError::from)?;
         let queue = self.queue.with_stream(inner.clone());
         let before = std::mem::replace(&mut self.queue, queue);
+        let was_in_loop = std::mem::replace(&mut self.in_loop, true);
         // Should the body fail or panic, the whole recording is abandoned, this loop with it.
         let queued = body(self);
+        self.in_loop = was_in_loop;
         self.queue = before;
         queued?;
         Ok(backend.end_while(&outer, inner).map_err(DispatchError::from)?)
@@ -310,6 +324,7 @@ impl<'a, B: Backend> Step<'a, B> {
                 lane.index()
             )));
         }
+        self.claim_dispatch(lane, handle)?;
         let ordinal = self.ordinal;
         self.ordinal += 1;
         self.open.push(OpenPair { lane: lane.clone(), handle: handle.id(), ordinal, tokens });
@@ -327,7 +342,10 @@ impl<'a, B: Backend> Step<'a, B> {
             .iter()
             .position(|pair| pair.lane.index() == lane.index() && pair.handle == handle);
         match at {
-            Some(at) => Ok(self.open.remove(at).ordinal),
+            Some(at) => {
+                self.claim_combine(lane, handle)?;
+                Ok(self.open.remove(at).ordinal)
+            }
             None => Err(DispatchError::Order {
                 operation: "combine",
                 rank: self.dispatcher.rank(),

@@ -9,6 +9,7 @@ use graph_ep::{
     OverflowError, Phase, Queue, Rank, RecoverySettings, Step, StepMode, StepOptions,
 };
 
+use crate::backend::say_skipped;
 use crate::backend::{PATIENCE, TestBackend, patient};
 use crate::case::{Case, Skew};
 use crate::kernels::Broken;
@@ -127,6 +128,12 @@ pub fn an_abort_ends_the_step_on_every_rank<T: TestBackend>() {
 /// An operation of the caller's that breaks ends the stream of that rank, which says which operation
 /// it was; its peers time out on it.
 pub fn an_operation_that_breaks_is_reported<T: TestBackend>() {
+    if !T::OPERATIONS_MAY_BREAK {
+        return say_skipped(
+            "an_operation_that_breaks_is_reported",
+            "it would break the device for all",
+        );
+    }
     let case = Case::new(3);
     let blamed = T::on_ranks(3, |env| {
         let rig = Rig::<T>::with(env, &with(&case, short()), &case);
@@ -164,6 +171,12 @@ pub fn an_operation_that_breaks_is_reported<T: TestBackend>() {
 
 /// The runner of a rank whose stream breaks says what broke, rather than that no record came.
 pub fn a_runner_reports_the_operation_that_breaks<T: TestBackend>() {
+    if !T::OPERATIONS_MAY_BREAK {
+        return say_skipped(
+            "a_runner_reports_the_operation_that_breaks",
+            "it would break the device for all",
+        );
+    }
     let case = Case::new(1);
     T::on_ranks(1, |env| {
         let deadlines = patient().with(Phase::Record, SHORT);

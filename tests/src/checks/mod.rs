@@ -1,12 +1,18 @@
 //! The checks, one module a theme. Each is generic over the backend and panics where that is wrong.
 
+pub mod backward;
 pub mod capture;
 pub mod epochs;
+pub mod everywhere;
 pub mod failure;
 pub mod lanes;
+pub mod layouts;
+pub mod maps;
 pub mod modes;
+pub mod payloads;
 pub mod recovery;
 pub mod refusal;
+pub mod resize;
 pub mod rounds;
 pub mod run_ahead;
 pub mod setup;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use graph_ep::{
-    Adjustments, BodyError, GrowthPolicy, OverflowError, OverflowPolicy, RecoveryHooks, RecoverySettings,
-    StepRecord, StepRunner,
+    Adjustments, BodyError, GrowthPolicy, OverflowError, OverflowPolicy, RecoveryHooks,
+    RecoverySettings, StepRecord, StepRunner,
 };
 
 use crate::backend::TestBackend;

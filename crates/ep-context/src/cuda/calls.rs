@@ -101,6 +101,7 @@ driver_calls! {
     Query cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
     Allocate cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
     Queue cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
+    Queue cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
     Query cuEventQuery(event: sys::CUevent);
     Wait cuEventSynchronize(event: sys::CUevent);
 

@@ -231,10 +231,7 @@ impl CudaExecutable {
     /// Queues one replay, or appends the graph to what the stream records.
     pub(super) fn replay(&self, stream: &CudaStream) -> Result<(), BackendError> {
         if stream.is_recording() {
-            let body = stream.body.map(|body| body.id);
-            return stream.with_recorder("replay", |recorder, driver| {
-                recorder.append_graph(driver, body, &self.graph)
-            });
+            return stream.append_graph(&self.graph);
         }
         let held: [Retained; 2] = [self.exec.clone(), self.graph.clone()];
         stream.submit("replay", &held, |driver, stream| {

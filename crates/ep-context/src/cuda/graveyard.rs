@@ -50,7 +50,7 @@ impl Graveyard {
     /// Ends what streams recorded that this thread dropped while they did.
     pub(super) fn end_orphaned_recordings(&self, driver: &Driver) {
         let mut graves = mem::take(&mut *lock(&self.graves));
-        for grave in &mut graves {
+        for grave in &graves {
             if let Grave::Stream(remains) = grave {
                 remains.end_recording(driver);
             }

@@ -26,8 +26,8 @@
 //!
 //! # Recording
 //!
-//! A recording is a capture of the driver in the mode in which other threads may do as they like. It
-//! is ended, or abandoned, on the thread that began it; another thread is refused, and the recording
+//! A recording is a capture of the driver in the mode in which other threads may do as they like.
+//! Branches are streams that the capture has spread to, by [`Backend::order`]. It is ended, or abandoned, on the thread that began it; another thread is refused, and the recording
 //! goes on. A stream that is dropped while it records is ended by the next call of that thread that
 //! gives things back. A call that fails may make the driver give the recording up; ending it is an
 //! error then.
@@ -70,6 +70,8 @@ mod memory;
 mod module;
 mod nvrtc;
 mod options;
+mod order;
+mod part;
 mod recorder;
 mod remains;
 mod shared;
@@ -325,6 +327,11 @@ impl Backend for CudaBackend {
 
     fn synchronize(&self, stream: &CudaStream) -> Result<(), BackendError> {
         stream.wait("synchronize", "recorded work does not run", &self.inner.blocking_calls)
+    }
+
+    /// Streams of two devices are refused, and so is a borrowed stream that its owner captures.
+    fn order(&self, before: &CudaStream, after: &CudaStream) -> Result<(), BackendError> {
+        order::order(before, after)
     }
 
     fn check(&self, stream: &CudaStream) -> Result<(), BackendError> {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::mem;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, ThreadId};
 
 use cudarc::driver::sys;
@@ -26,7 +26,7 @@ pub(super) const MAX_DEPTH: usize = 4;
 pub(super) const MODE: sys::CUstreamCaptureMode =
     sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
-/// A body of a loop. Unique in the process, so that a handle of a body is never taken for one of a
+/// A body of a loop or a branch. Unique in the process, so that a handle of a body is never taken for one of a
 /// later recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScopeId(u64);
@@ -38,13 +38,17 @@ impl ScopeId {
     }
 }
 
-/// What a stream records. It is ended by [`Recorder::finish`] or [`Recorder::abandon`], on the thread
+/// What a stream records, and its branches. It is ended by [`Recorder::finish`] or [`Recorder::abandon`], on the thread
 /// that began it.
 #[derive(Debug)]
 pub(super) struct Recorder {
     device: Arc<Device>,
     thread: ThreadId,
     stream: StreamHandle,
+    /// Set when the driver has ended the capture.
+    over: Arc<AtomicBool>,
+    /// Branches that were not joined, with the names of their streams.
+    branches: Vec<(ScopeId, String)>,
     /// The bodies that are open, the innermost last.
     bodies: Vec<OpenBody>,
     /// The graphs of bodies that were ended. They belong to the graph that their loops stand in.
@@ -83,6 +87,8 @@ impl Recorder {
             device: device.clone(),
             thread: thread::current().id(),
             stream,
+            over: Arc::default(),
+            branches: Vec::new(),
             bodies: Vec::new(),
             ended: Vec::new(),
             conditions: Vec::new(),
@@ -120,6 +126,35 @@ impl Recorder {
 
     pub(super) fn is_of_this_thread(&self) -> bool {
         self.thread == thread::current().id()
+    }
+
+    /// What tells the streams that take part that the recording has ended.
+    pub(super) fn over(&self) -> Arc<AtomicBool> {
+        self.over.clone()
+    }
+
+    /// Fails where no stream can be ordered with another.
+    pub(super) fn check_order(&self) -> Result<(), BackendError> {
+        const NAME: &str = "order";
+        if let Some(reason) = &self.broken {
+            return Err(refused(NAME, reason));
+        }
+        if self.bodies.is_empty() {
+            return Ok(());
+        }
+        Err(refused(NAME, "the body of a loop is being recorded, which has no branches"))
+    }
+
+    /// Takes note that the capture has spread to the stream of this name.
+    pub(super) fn fork(&mut self, name: &str) -> ScopeId {
+        let id = ScopeId::fresh();
+        self.branches.push((id, name.to_owned()));
+        id
+    }
+
+    /// Takes note that a branch ended in the stream that began the recording.
+    pub(super) fn join(&mut self, branch: ScopeId) {
+        self.branches.retain(|(id, _)| *id != branch);
     }
 
     /// Whether `body`, or the recording itself for `None`, takes operations or is an outer scope of
@@ -264,15 +299,14 @@ impl Recorder {
         ended.map(drop)
     }
 
-    /// Appends a graph as one node to what `body` records.
+    /// Appends a graph as one node to what `stream` records, one of [`Recorder::target`] or a branch.
     pub(super) fn append_graph(
         &mut self,
         driver: &Driver,
-        body: Option<ScopeId>,
+        stream: StreamHandle,
         graph: &Arc<Graph>,
     ) -> Result<(), BackendError> {
         const NAME: &str = "replay";
-        let stream = self.target(body, NAME)?;
         if graph.has_loops() {
             return Err(refused(
                 NAME,
@@ -297,7 +331,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Ends the recording and returns it, if no loop is open. The context is current.
+    /// Ends the recording and returns it, if no loop is open and every branch was joined. The context is current.
     pub(super) fn finish(mut self, driver: &Driver) -> Result<CudaRecording, BackendError> {
         const NAME: &str = "end_recording";
         let open = self.bodies.len();
@@ -310,6 +344,10 @@ impl Recorder {
         if open > 0 {
             destroy(graph);
             return Err(refused(NAME, &format!("{open} loops have no end")));
+        }
+        if let Some((_, name)) = self.branches.first() {
+            destroy(graph);
+            return Err(refused(NAME, &format!("stream {name}, a branch of it, was not joined")));
         }
         if let Some(reason) = &self.broken {
             destroy(graph);
@@ -341,9 +379,18 @@ impl Recorder {
         let ended =
             // SAFETY: the stream records, and this is the thread that made it.
             ask_handle(|graph| unsafe { driver.cuStreamEndCapture(self.stream.0, graph) });
+        // Branches, joined or not, have left the capture with it.
+        self.over.store(true, Ordering::Release);
         recording_ends();
         self.return_streams();
         ended
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        // Also where the device failed before the capture could be ended: nobody ends it any more.
+        self.over.store(true, Ordering::Release);
     }
 }
 

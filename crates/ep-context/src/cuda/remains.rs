@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use super::driver::{Driver, NOT_READY, StreamHandle};
+use super::recorder::Recorder;
 use super::stream::State;
 
 /// What is left of a stream that was dropped.
@@ -23,8 +24,8 @@ impl Remains {
     }
 
     /// Ends the recording that the stream was dropped with, if it is one of this thread.
-    pub(super) fn end_recording(&mut self, driver: &Driver) {
-        if let Some(recorder) = self.state.recorder.take_if(|open| open.is_of_this_thread()) {
+    pub(super) fn end_recording(&self, driver: &Driver) {
+        if let Some(recorder) = self.state.part.take_own(Recorder::is_of_this_thread) {
             recorder.abandon(driver);
         }
     }
@@ -32,8 +33,8 @@ impl Remains {
     /// Destroys the stream and releases what its work used, or returns itself if that still runs. The
     /// context is current and the thread does not record.
     pub(super) fn settle(mut self, device: &Device, driver: &Driver) -> Option<Self> {
-        if self.state.recorder.is_some() {
-            // Only its thread can end it.
+        if self.state.part.recording().is_some() {
+            // Only its thread can end it, and only on the stream that began it.
             return Some(self);
         }
         if self.borrowed {

@@ -9,10 +9,11 @@ use cudarc::driver::sys;
 
 use super::device::Device;
 use super::driver::{Driver, DriverError, NOT_READY, StreamHandle};
-use super::graph::CudaRecording;
+use super::graph::{CudaRecording, Graph};
 use super::graveyard::Grave;
 use super::in_flight::InFlight;
 use super::lock;
+use super::part::Part;
 use super::recorder::{ENDED_BODY, Recorder, ScopeId, refused};
 use super::remains::Remains;
 use crate::backend::{BackendError, Condition, Retained};
@@ -35,19 +36,28 @@ pub(super) struct BodyStream {
 }
 
 pub(super) struct StreamInner {
-    device: Arc<Device>,
-    handle: StreamHandle,
+    pub(super) device: Arc<Device>,
+    pub(super) handle: StreamHandle,
     /// Whether the stream belongs to the caller.
     borrowed: bool,
-    name: String,
+    pub(super) name: String,
     /// Locked while an operation is queued, so that what one thread queues falls wholly before or
-    /// wholly after the moment at which another begins to record.
-    state: Mutex<State>,
+    /// wholly after the moment at which another begins to record. Locked before the recorder.
+    pub(super) state: Mutex<State>,
 }
+
+/// The same queue or body.
+impl PartialEq for CudaStream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner) && self.id() == other.id()
+    }
+}
+
+impl Eq for CudaStream {}
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    pub(super) recorder: Option<Recorder>,
+    pub(super) part: Part,
     pub(super) in_flight: InFlight,
 }
 
@@ -91,8 +101,8 @@ impl CudaStream {
         let inner = &*self.inner;
         let mut state = lock(&inner.state);
         let released = inner.device.enter(|driver| {
-            if let Some(recorder) = &mut state.recorder {
-                let target = recorder.target(self.id(), operation)?;
+            if let Some(mut open) = state.part.open(operation)? {
+                let (recorder, target) = open.target(inner.handle, self.id(), operation)?;
                 call(driver, target.0).map_err(|error| inner.failed(operation, error))?;
                 recorder.retain(retained);
                 return Ok(Vec::new());
@@ -179,15 +189,17 @@ impl CudaStream {
     }
 
     pub(super) fn is_recording(&self) -> bool {
+        const NAME: &str = "is_recording";
         let state = lock(&self.inner.state);
-        state.recorder.as_ref().is_some_and(|recorder| recorder.is_open(self.id()))
+        let Ok(Some(mut open)) = state.part.open(NAME) else { return false };
+        open.recorder(NAME).is_ok_and(|recorder| recorder.is_open(self.id()))
     }
 
     pub(super) fn begin_recording(&self) -> Result<(), BackendError> {
         const NAME: &str = "begin_recording";
         let inner = &*self.inner;
         let mut state = lock(&inner.state);
-        if state.recorder.is_some() {
+        if state.part.recording().is_some() {
             return Err(refused(NAME, &format!("stream {} records already", inner.name)));
         }
         if self.body.is_some() {
@@ -198,16 +210,20 @@ impl CudaStream {
             Recorder::begin(&inner.device, driver, inner.handle)
                 .map_err(|error| inner.failed(NAME, error))
         })?;
-        state.recorder = Some(recorder);
+        state.part = Part::beginning(recorder);
         Ok(())
     }
 
     pub(super) fn end_recording(&self) -> Result<CudaRecording, BackendError> {
         const NAME: &str = "end_recording";
         let inner = &*self.inner;
-        let recorder = self
-            .take_recorder(NAME)?
-            .ok_or_else(|| refused(NAME, &format!("stream {} does not record", inner.name)))?;
+        let recorder = self.take_recorder(NAME)?.ok_or_else(|| {
+            let reason = match lock(&inner.state).part.recording() {
+                Some(_) => "is a branch of a recording that another stream began",
+                None => "does not record",
+            };
+            refused(NAME, &format!("stream {} {reason}", inner.name))
+        })?;
         inner.device.enter(|driver| {
             if self.body.is_some() {
                 recorder.abandon(driver);
@@ -230,19 +246,17 @@ impl CudaStream {
         }
     }
 
-    /// The recording that this stream is, or is a body of. Refused on another thread than its own,
+    /// The recording that this stream began, or is a body of. Refused on another thread than its own,
     /// where the driver would not end it; it goes on then.
     fn take_recorder(&self, operation: &'static str) -> Result<Option<Recorder>, BackendError> {
-        let mut state = lock(&self.inner.state);
-        match &state.recorder {
-            Some(open) if open.is_open(self.id()) => {
-                if !open.is_of_this_thread() {
-                    return Err(another_thread(operation));
-                }
-                Ok(state.recorder.take())
-            }
-            _ => Ok(None),
-        }
+        let state = lock(&self.inner.state);
+        let mut foreign = false;
+        let taken = state.part.take_own(|open| {
+            let found = open.is_open(self.id());
+            foreign = found && !open.is_of_this_thread();
+            found && !foreign
+        });
+        if foreign { Err(another_thread(operation)) } else { Ok(taken) }
     }
 
     pub(super) fn condition(&self) -> Result<Condition, BackendError> {
@@ -266,19 +280,41 @@ impl CudaStream {
     }
 
     /// Runs `action` on the recording that this stream is or is a body of.
-    pub(super) fn with_recorder<T>(
+    fn with_recorder<T>(
         &self,
         operation: &'static str,
         action: impl FnOnce(&mut Recorder, &'static Driver) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        let mut state = lock(&self.inner.state);
-        match &mut state.recorder {
-            // Captures of bodies end on the thread that began them, as the recording does.
-            Some(recorder) if !recorder.is_of_this_thread() => Err(another_thread(operation)),
-            Some(recorder) => self.inner.device.enter(|driver| action(recorder, driver)),
-            None if self.body.is_some() => Err(refused(operation, ENDED_BODY)),
-            None => Err(refused(operation, &format!("stream {} does not record", self.inner.name))),
+        let state = lock(&self.inner.state);
+        let Some(mut open) = state.part.open(operation)? else {
+            return Err(match self.body {
+                Some(_) => refused(operation, ENDED_BODY),
+                None => refused(operation, &format!("stream {} does not record", self.inner.name)),
+            });
+        };
+        if open.is_branch() {
+            return Err(refused(operation, "loops stand on the stream that began the recording"));
         }
+        let recorder = open.recorder(operation)?;
+        if !recorder.is_of_this_thread() {
+            // Captures of bodies end on the thread that began them, as the recording does.
+            return Err(another_thread(operation));
+        }
+        self.inner.device.enter(|driver| action(recorder, driver))
+    }
+
+    /// Appends a graph as one node to what the stream records.
+    pub(super) fn append_graph(&self, graph: &Arc<Graph>) -> Result<(), BackendError> {
+        const NAME: &str = "replay";
+        let state = lock(&self.inner.state);
+        let Some(mut open) = state.part.open(NAME)? else {
+            return Err(refused(NAME, "the recording has ended meanwhile"));
+        };
+        let (recorder, target) = open.target(self.inner.handle, self.id(), NAME)?;
+        if !recorder.is_of_this_thread() {
+            return Err(another_thread(NAME));
+        }
+        self.inner.device.enter(|driver| recorder.append_graph(driver, target, graph))
     }
 
     fn id(&self) -> Option<ScopeId> {
@@ -294,7 +330,7 @@ impl StreamInner {
         operation: &'static str,
         reason: &str,
     ) -> Result<(), BackendError> {
-        match (&state.recorder, body) {
+        match (state.part.recording(), body) {
             (Some(_), _) => {
                 Err(refused(operation, &format!("stream {} records, and {reason}", self.name)))
             }
@@ -305,7 +341,7 @@ impl StreamInner {
 
     /// Fails while the owner of a borrowed stream records on it by other means: nothing would keep
     /// alive what is recorded then.
-    fn refuse_foreign_capture(
+    pub(super) fn refuse_foreign_capture(
         &self,
         driver: &Driver,
         operation: &'static str,
@@ -325,7 +361,7 @@ impl StreamInner {
     }
 
     /// The error of a call on this stream: that of earlier work, if the device has failed.
-    fn failed(&self, operation: &str, error: DriverError) -> BackendError {
+    pub(super) fn failed(&self, operation: &str, error: DriverError) -> BackendError {
         if !error.is_fatal() {
             return error.into();
         }
@@ -339,7 +375,7 @@ impl StreamInner {
     /// Releases what finished work held. The context is current and the thread does not record.
     pub(super) fn reap(&self, driver: &Driver) {
         let mut state = lock(&self.state);
-        if state.recorder.is_some() {
+        if state.part.recording().is_some() {
             return;
         }
         // A borrowed stream may be gone; its events are not.
@@ -359,7 +395,7 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         let state = mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
         let (handle, borrowed) = (self.handle, self.borrowed);
-        if borrowed && state.recorder.is_none() && state.in_flight.is_empty() {
+        if borrowed && state.part.recording().is_none() && state.in_flight.is_empty() {
             return;
         }
         let remains = Remains::new(handle, borrowed, state);

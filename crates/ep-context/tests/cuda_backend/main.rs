@@ -7,4 +7,5 @@ mod graphs;
 mod kernels;
 mod loops;
 mod memory;
+mod order;
 mod waits;

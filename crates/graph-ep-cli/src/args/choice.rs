@@ -28,9 +28,9 @@ pub enum BackendChoice {
     /// GPUs if there are any, otherwise the host
     #[default]
     Auto,
-    /// On the CPU, each rank a thread
+    /// On the CPU: each rank a thread, or a process with --processes
     Host,
-    /// On CUDA devices
+    /// On NVIDIA GPUs, each rank on one; ranks beyond their number share them in turn
     Cuda,
 }
 
@@ -38,14 +38,14 @@ pub enum BackendChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// It cannot: every layer waits for the exact number of rows; no graph
+    /// It cannot: the host waits for the exact number of rows in every layer; no graph
     Eager,
-    /// The run fails
+    /// The run fails at the step that does
     Static,
     /// Grow, record again, replay the step
     #[default]
     Recover,
-    /// Work through what fits, as often as it takes, on the device
+    /// Work through all rows in as many windows as it takes, in a loop on the device
     Rounds,
     /// Leave out what does not fit, and say so
     Drop,

@@ -10,7 +10,10 @@ use serde::{Deserialize, Serialize};
 pub struct Timings {
     /// A step that did not overflow, from its launch to its published record.
     pub clean_step: Option<Timing>,
-    /// A step that overflowed, from its first launch to the published record of its last.
+    /// A step that overflowed, from its first launch to the published record of its last. What that
+    /// takes depends on the mode: in `recover` growth, recording and every replay; in `rounds` all
+    /// trips of its loops, and in `drop` one launch that left rows out; in `static` the launch that
+    /// ended the run. In `eager` no step overflows.
     pub recovered_step: Option<Timing>,
     /// Recording a graph.
     pub recording: Option<Timing>,

@@ -54,7 +54,10 @@ pub fn encode(value: f32) -> u8 {
 pub fn quantize(row: &[f32]) -> (Vec<u8>, Vec<f32>) {
     let scales: Vec<f32> = row.chunks(BLOCK).map(scale_of).collect();
     let codes = row.chunks(BLOCK).zip(&scales);
-    (codes.flat_map(|(block, &scale)| block.iter().map(move |v| encode(v / scale))).collect(), scales)
+    (
+        codes.flat_map(|(block, &scale)| block.iter().map(move |v| encode(v / scale))).collect(),
+        scales,
+    )
 }
 
 fn scale_of(block: &[f32]) -> f32 {
@@ -66,7 +69,9 @@ fn scale_of(block: &[f32]) -> f32 {
 /// The values that a quantised row stands for: each code times its block's scale, rounded to f32.
 pub fn dequantize(codes: &[u8], scales: &[f32]) -> Vec<f32> {
     let blocks = codes.chunks(BLOCK).zip(scales);
-    blocks.flat_map(|(block, &scale)| block.iter().map(move |c| decode(*c) as f32 * scale)).collect()
+    blocks
+        .flat_map(|(block, &scale)| block.iter().map(move |c| decode(*c) as f32 * scale))
+        .collect()
 }
 
 #[cfg(test)]

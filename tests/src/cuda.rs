@@ -1,0 +1,52 @@
+//! The CUDA backend, its ranks as threads of this process.
+
+use std::sync::OnceLock;
+
+use graph_ep::Rank;
+use graph_ep::ep_context::MemoryAccount;
+use graph_ep::ep_context::cuda::{CudaBackend, CudaOptions, DeviceProperties};
+use graph_ep::ep_context::rendezvous::ThreadRendezvous;
+
+use crate::backend::{RankEnv, RankResult, TestBackend, threads};
+
+/// The CUDA backend, its ranks as threads of this process, which share out the GPUs that the driver
+/// shows among them.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaThreads;
+
+/// The GPUs, or why there are none.
+fn gpus() -> &'static Result<Vec<DeviceProperties>, String> {
+    static FOUND: OnceLock<Result<Vec<DeviceProperties>, String>> = OnceLock::new();
+    FOUND.get_or_init(|| match DeviceProperties::all() {
+        Ok(gpus) if gpus.is_empty() => Err("the CUDA driver shows no GPU".to_owned()),
+        Ok(gpus) => Ok(gpus),
+        Err(error) => Err(error.to_string()),
+    })
+}
+
+impl TestBackend for CudaThreads {
+    type Backend = CudaBackend;
+    type Rendezvous = ThreadRendezvous;
+
+    const NAME: &'static str = "CUDA, threads";
+    // A kernel that traps takes the device's context with it, and that of every other test.
+    const OPERATIONS_MAY_BREAK: bool = false;
+
+    fn missing() -> Option<String> {
+        gpus().as_ref().err().cloned()
+    }
+
+    fn backend(rank: Rank, memory: &MemoryAccount) -> CudaBackend {
+        let gpus = gpus().as_ref().expect("checks are skipped without a GPU");
+        let gpu = &gpus[rank.index() % gpus.len()];
+        let options = CudaOptions::new(gpu.ordinal).with_label(format!("test rank {}", rank.0));
+        CudaBackend::new(options.with_memory(memory.clone())).expect("the GPU can be used")
+    }
+
+    fn try_on_ranks<R: RankResult>(
+        world: usize,
+        body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
+    ) -> Vec<Result<R, String>> {
+        threads(world, body)
+    }
+}

@@ -1,0 +1,402 @@
+//! Ranks that are killed, stopped, or never started, in every phase: each of the others names the
+//! culprit and the phase within its deadline, ends in order, and leaves nothing behind.
+//!
+//! Only processes can die so; a body that returns is held to leaving nothing by
+//! [`processes::run`](crate::processes::run).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use graph_ep::ep_context::error::chain;
+use graph_ep::ep_context::rendezvous::{RendezvousError, TcpRendezvous};
+use graph_ep::ep_context::{Fault, FaultKind, MemoryAccount};
+use graph_ep::{
+    BodyError, Deadlines, DispatchError, Phase, Rank, RecoveryHooks, RecoverySettings, Rendezvous,
+    Step, StepOptions, StepRecord,
+};
+use rustix::process::{Signal, getpid, kill_process};
+
+use crate::backend::{PATIENCE, RankEnv, TestBackend};
+use crate::case::{Case, Skew};
+use crate::harness::Check;
+use crate::processes::{Ending, HostProcesses, Meeting, run};
+use crate::rig::Rig;
+
+const WORLD: usize = 3;
+
+/// How long a step may take. Its clock runs only once all ranks have launched it.
+const STEP: Duration = Duration::from_millis(700);
+
+/// How long ranks wait for each other's hosts: far longer than those that live are apart.
+const HOSTS: Duration = Duration::from_millis(1500);
+
+/// How much longer than its deadline any of this may take on a busy machine: what the rendezvous adds
+/// where rank 0 is silent, and time to run.
+const SLACK: Duration = Duration::from_secs(20);
+
+/// The checks, for the harness of processes.
+pub const CHECKS: [Check; 9] = [
+    Check { name: "deaths::never_started", run: never_started },
+    Check { name: "deaths::killed_anywhere_in_set_up", run: killed_anywhere_in_set_up },
+    Check { name: "deaths::stopped_in_set_up", run: stopped_in_set_up },
+    Check { name: "deaths::in_a_step", run: in_a_step },
+    Check { name: "deaths::at_any_moment_of_a_step", run: at_any_moment_of_a_step },
+    Check { name: "deaths::in_an_agreement", run: in_an_agreement },
+    Check { name: "deaths::while_growing", run: while_growing },
+    Check { name: "deaths::at_the_end", run: at_the_end },
+    Check { name: "deaths::a_rank_that_ends_early", run: a_rank_that_ends_early },
+];
+
+fn die(how: Signal) {
+    kill_process(getpid(), how).expect("a process may signal itself");
+    // A signal to oneself is there before the call returns; a stop may take effect a moment later.
+    thread::sleep(PATIENCE);
+}
+
+/// All ways to die, and ranks to do so: the one that leads the rendezvous, and another.
+fn victims() -> impl Iterator<Item = (usize, Signal)> {
+    [0, 1].into_iter().flat_map(|rank| [(rank, Signal::KILL), (rank, Signal::STOP)])
+}
+
+/// Runs `body` on every rank, of which `victim` is to die in it; returns what the others made of it.
+fn survivors<R: crate::RankResult>(
+    what: &str,
+    (victim, how): (usize, Signal),
+    body: impl Fn(RankEnv<HostProcesses>) -> R,
+) -> Vec<R> {
+    let meeting = Meeting::new(WORLD);
+    let endings = run(WORLD, |rank| {
+        body(RankEnv { rendezvous: meeting.join(rank), memory: MemoryAccount::new(None) })
+    });
+    let mut results = Vec::new();
+    for (rank, ending) in endings.into_iter().enumerate() {
+        match ending {
+            Ending::Killed(signal) if rank == victim => assert_eq!(signal, how, "{what}"),
+            Ending::Stopped if rank == victim => assert_eq!(how, Signal::STOP, "{what}"),
+            Ending::Returned(result) if rank != victim => results.push(result),
+            Ending::Said(text) => panic!("{what}: rank {rank}: {text}"),
+            Ending::Killed(signal) => panic!("{what}: rank {rank} was ended by {signal:?}"),
+            Ending::Returned(_) => panic!("{what}: rank {rank} returned"),
+            Ending::Stopped | Ending::Hung => panic!("{what}: rank {rank} did not end"),
+        }
+    }
+    results
+}
+
+/// A rank that never comes is named when the others give up.
+fn never_started() {
+    for absent in [0, 2] {
+        let meeting = Meeting::new(WORLD);
+        let endings = run(WORLD, |rank| {
+            let start = Instant::now();
+            if rank == absent {
+                return String::new();
+            }
+            let error = meeting.try_join(rank, HOSTS).expect_err("a rank is missing");
+            assert!(start.elapsed() < HOSTS + SLACK, "{:?}", start.elapsed());
+            error
+        });
+        for (rank, ending) in endings.into_iter().enumerate() {
+            match ending {
+                Ending::Returned(text) if rank != absent => {
+                    assert!(text.contains(&format!("rank {absent} did not come")), "{text}");
+                }
+                Ending::Returned(_) => {}
+                other => panic!("rank {rank}: {other:?}"),
+            }
+        }
+    }
+}
+
+/// A rendezvous whose rank dies in place of one of its calls.
+#[derive(Debug)]
+struct Dying {
+    inner: TcpRendezvous,
+    calls: Arc<AtomicUsize>,
+    dies: Option<(usize, Signal)>,
+}
+
+impl Rendezvous for Dying {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.inner.world()
+    }
+
+    fn all_gather(
+        &self,
+        purpose: &str,
+        payload: &[u8],
+        deadline: Duration,
+    ) -> Result<Vec<Vec<u8>>, RendezvousError> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        if let Some((at, how)) = self.dies
+            && call == at
+        {
+            die(how);
+        }
+        self.inner.all_gather(purpose, payload, deadline)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+}
+
+/// Builds a group of which a rank dies at some call; returns how many calls this rank made, and what
+/// it was told.
+fn set_up(
+    env: RankEnv<HostProcesses>,
+    victim: Option<(usize, usize, Signal)>,
+) -> (usize, Option<String>) {
+    let case = Case { lanes: 2, ..Case::new(WORLD) };
+    let (rank, start) = (env.rank(), Instant::now());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let dies = victim.filter(|(victim, ..)| *victim == rank.index()).map(|(_, at, how)| (at, how));
+    let rendezvous = Dying { inner: env.rendezvous, calls: calls.clone(), dies };
+    let deadlines = Deadlines::all(PATIENCE).with(Phase::Setup, HOSTS);
+    let builder = case.builder(rank).deadlines(deadlines);
+    let built = builder.build(HostProcesses::backend(rank, &env.memory), rendezvous);
+    let told = built.err().map(|error| chain(&error));
+    assert!(start.elapsed() < HOSTS + SLACK, "{:?}", start.elapsed());
+    (calls.load(Ordering::Relaxed), told)
+}
+
+/// How many times ranks meet in a set-up that succeeds.
+fn calls_of_set_up() -> usize {
+    let calls = HostProcesses::on_ranks(WORLD, |env| set_up(env, None));
+    assert!(calls.iter().all(|call| call.1.is_none() && call.0 == calls[0].0), "{calls:?}");
+    calls[0].0
+}
+
+fn named(what: &str, victim: usize, told: Vec<(usize, Option<String>)>) {
+    for (_, told) in told {
+        let told = told.unwrap_or_default();
+        assert!(told.contains(&format!("rank {victim}")), "{what}: {told:?}");
+    }
+}
+
+/// A rank that is killed between any two steps of the set-up is named at once.
+fn killed_anywhere_in_set_up() {
+    let calls = calls_of_set_up();
+    assert!(calls > 6, "{calls} calls");
+    for victim in [0, 1] {
+        for at in 0..calls {
+            let what = format!("rank {victim} killed at call {at} of {calls}");
+            let death = (victim, Signal::KILL);
+            let told = survivors(&what, death, |env| set_up(env, Some((victim, at, Signal::KILL))));
+            named(&what, victim, told);
+        }
+    }
+}
+
+/// One that is stopped is named when the deadline of set-up has passed.
+fn stopped_in_set_up() {
+    let calls = calls_of_set_up();
+    for (victim, at) in [(1, 0), (1, calls / 2), (1, calls - 1), (0, calls / 2)] {
+        let what = format!("rank {victim} stopped at call {at} of {calls}");
+        let death = (victim, Signal::STOP);
+        let told = survivors(&what, death, |env| set_up(env, Some((victim, at, Signal::STOP))));
+        named(&what, victim, told);
+    }
+}
+
+fn rig(env: RankEnv<HostProcesses>, case: &Case) -> Rig<HostProcesses> {
+    let deadlines = Deadlines::all(STEP)
+        .with(Phase::Setup, PATIENCE)
+        .with(Phase::Record, PATIENCE)
+        .with(Phase::Agreement, HOSTS);
+    let builder = case.builder(Rank(0)).deadlines(deadlines);
+    Rig::with(env, &builder, case)
+}
+
+fn fault_of(rig: &Rig<HostProcesses>, number: u32) -> Fault {
+    match rig.wait(number) {
+        Err(DispatchError::Fault(fault)) => fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A rank that has done only its part before some phase of a step, and then dies.
+fn in_a_step() {
+    let whole = Case::new(WORLD);
+    let open = Case { ends_in_dispatch: true, ..whole.clone() };
+    for (phase, case, dispatches) in [
+        (Phase::Dispatch, &whole, false),
+        (Phase::Combine, &whole, true),
+        (Phase::Acknowledge, &open, true),
+    ] {
+        for (victim, how) in victims() {
+            let what = format!("{phase}, rank {victim}, {how:?}");
+            let faults = survivors(&what, (victim, how), |env| {
+                let rig = rig(env, case);
+                rig.write(0);
+                let context = rig.group.context();
+                let meet = || context.rendezvous().barrier("launched", PATIENCE);
+                let suspended = context.suspend_deadlines();
+                if rig.rank() == victim {
+                    let dispatcher = rig.group.dispatcher();
+                    let mut step =
+                        Step::begin(dispatcher, rig.direct(), StepOptions::new()).expect("queued");
+                    if dispatches {
+                        rig.program().dispatch(&mut step, 0).expect("queued");
+                        graph_ep::Backend::synchronize(context.backend(), rig.group.stream())
+                            .expect("all have dispatched");
+                    }
+                    meet().expect("all are there");
+                    die(how);
+                }
+                let number = rig.launch(StepOptions::new()).expect("queued");
+                meet().expect("all are there");
+                let start = Instant::now();
+                drop(suspended);
+                let fault = fault_of(&rig, number);
+                assert!(start.elapsed() < STEP + SLACK, "{:?}", start.elapsed());
+                // The group stays as it is: later steps say the same.
+                let later = rig.launch(StepOptions::new()).expect("queued");
+                assert_eq!(fault_of(&rig, later), fault);
+                (fault.culprit.index(), fault.phase.index(), fault.kind == FaultKind::Timeout)
+            });
+            assert_eq!(faults, vec![(victim, phase.index(), true); WORLD - 1], "{what}");
+        }
+    }
+}
+
+/// A rank that is killed while steps run one after the other, wherever that is: the others name it.
+fn at_any_moment_of_a_step() {
+    let case = Case { layers: 4, lanes: 2, ..Case::new(WORLD) };
+    for delay in [0, 300, 700, 1500, 4000] {
+        let victim = delay as usize % 2;
+        let what = format!("rank {victim} killed after {delay} µs");
+        let culprits = survivors(&what, (victim, Signal::KILL), |env| {
+            let rig = rig(env, &case);
+            let graph = rig.record(StepOptions::new()).expect("it can be recorded");
+            rig.write(0);
+            rig.wait(graph.replay(rig.group.stream()).expect("current")).expect("it ends");
+            if rig.rank() == victim {
+                thread::spawn(move || {
+                    thread::sleep(Duration::from_micros(delay));
+                    die(Signal::KILL);
+                });
+            }
+            loop {
+                let number = graph.replay(rig.group.stream()).expect("current");
+                match rig.wait(number) {
+                    Ok(_) => {}
+                    Err(DispatchError::Fault(fault)) => return fault.culprit.index(),
+                    Err(other) => panic!("{other:?}"),
+                }
+            }
+        });
+        assert_eq!(culprits, vec![victim; WORLD - 1], "{what}");
+    }
+}
+
+fn overflowing() -> Case {
+    Case { skew: Skew::Hot(0), ..Case::new(WORLD) }.capacity(4)
+}
+
+/// Runs a step that overflows; what the runner says of the rank that is gone.
+fn refusal(rig: &Rig<HostProcesses>) -> String {
+    let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
+    let start = Instant::now();
+    let error = chain(&runner.run().expect_err("a rank is gone"));
+    assert!(start.elapsed() < HOSTS + SLACK, "{:?}", start.elapsed());
+    // Nothing was changed by a growth that all did not agree on.
+    assert_eq!(rig.group.rows().capacity(), 4);
+    error
+}
+
+fn names(what: &str, victim: usize, told: &[String]) {
+    let name = format!("rank {victim}");
+    for text in told {
+        assert!(text.contains(&name) && text.contains("agreement"), "{what}: {text}");
+    }
+}
+
+/// A rank that dies instead of agreeing on a replay.
+fn in_an_agreement() {
+    for (victim, how) in victims() {
+        let what = format!("rank {victim}, {how:?}");
+        let told = survivors(&what, (victim, how), |env| {
+            let rig = rig(env, &overflowing());
+            rig.write(0);
+            if rig.rank() == victim {
+                let _runner = rig.runner(RecoverySettings::new()).expect("in range");
+                let number = rig.launch(StepOptions::new()).expect("queued");
+                rig.wait(number).expect("it ends");
+                die(how);
+            }
+            refusal(&rig)
+        });
+        names(&what, victim, &told);
+    }
+}
+
+struct Dies(Signal);
+
+impl RecoveryHooks for Dies {
+    fn before_replay(&mut self, _: &StepRecord, _: u32) -> Result<(), BodyError> {
+        die(self.0);
+        Ok(())
+    }
+}
+
+/// A rank that dies when it has mapped memory for a growth, before it says so.
+fn while_growing() {
+    for (victim, how) in victims() {
+        let what = format!("rank {victim}, {how:?}");
+        let told = survivors(&what, (victim, how), |env| {
+            let rig = rig(env, &overflowing());
+            rig.write(0);
+            if rig.rank() == victim {
+                let runner = rig.runner(RecoverySettings::new()).expect("in range");
+                let _ = runner.hooks(Dies(how)).run();
+            }
+            refusal(&rig)
+        });
+        names(&what, victim, &told);
+    }
+}
+
+/// A rank that dies when all work is done: the others leave as if it had not.
+fn at_the_end() {
+    for (victim, how) in victims() {
+        let what = format!("rank {victim}, {how:?}");
+        survivors(&what, (victim, how), |env| {
+            let rig = rig(env, &Case::new(WORLD));
+            rig.run_eager(0);
+            rig.group.context().rendezvous().barrier("the end", PATIENCE).expect("all are there");
+            if rig.rank() == victim {
+                die(how);
+            }
+            let start = Instant::now();
+            drop(rig);
+            assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
+        });
+    }
+}
+
+/// A rank that leaves in order while the others still run: they name it, in whichever call they are.
+fn a_rank_that_ends_early() {
+    let told = HostProcesses::on_ranks(WORLD, |env| {
+        let rig = rig(env, &Case::new(WORLD));
+        rig.run_eager(0);
+        if rig.rank() == 1 {
+            return None;
+        }
+        let number = rig.launch(StepOptions::new()).expect("queued");
+        let fault = fault_of(&rig, number);
+        let rendezvous = rig.group.context().rendezvous();
+        let left = rendezvous.barrier("anything", PATIENCE).expect_err("a rank has left");
+        Some((fault.culprit.0, fault.phase.index(), left.to_string()))
+    });
+    for (culprit, phase, left) in told.into_iter().flatten() {
+        assert_eq!((culprit, phase), (1, Phase::Dispatch.index()));
+        assert!(left.contains("rank 1"), "{left}");
+    }
+}

@@ -1,0 +1,13 @@
+//! The suite with ranks as processes, and what only processes can be put through. It forks, so it is
+//! its own harness.
+
+use std::process::ExitCode;
+
+use graph_ep_tests::{HostProcesses, deaths, harness, leaks};
+
+fn main() -> ExitCode {
+    let mut checks = graph_ep_tests::conformance_suite!(list HostProcesses);
+    checks.extend(deaths::CHECKS);
+    checks.extend(leaks::CHECKS);
+    harness::main("host_processes", &checks)
+}
