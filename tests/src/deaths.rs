@@ -4,6 +4,7 @@
 //! Only processes can die so; a body that returns is held to leaving nothing by
 //! [`processes::run`](crate::processes::run).
 
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -49,6 +50,30 @@ pub const CHECKS: [Check; 9] = [
     Check { name: "deaths::a_rank_that_ends_early", run: a_rank_that_ends_early },
 ];
 
+/// Through which the victim learns that the others have come somewhere, so that nothing of what it
+/// still had to tell them is lost.
+struct Gate {
+    reader: PipeReader,
+    writer: PipeWriter,
+}
+
+impl Gate {
+    fn new() -> Self {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        Self { reader, writer }
+    }
+
+    /// Says that this rank has come.
+    fn pass(&self) {
+        (&self.writer).write_all(&[1]).expect("the pipe is open");
+    }
+
+    /// Waits for all others.
+    fn wait(&self) {
+        (&self.reader).read_exact(&mut [0; WORLD - 1]).expect("the pipe is open");
+    }
+}
+
 fn die(how: Signal) {
     kill_process(getpid(), how).expect("a process may signal itself");
     // A signal to oneself is there before the call returns; a stop may take effect a moment later.
@@ -66,9 +91,14 @@ fn survivors<R: crate::RankResult>(
     (victim, how): (usize, Signal),
     body: impl Fn(RankEnv<HostProcesses>) -> R,
 ) -> Vec<R> {
-    let meeting = Meeting::new(WORLD);
+    let (meeting, joined) = (Meeting::new(WORLD), Gate::new());
     let endings = run(WORLD, |rank| {
-        body(RankEnv { rendezvous: meeting.join(rank), memory: MemoryAccount::new(None) })
+        let rendezvous = meeting.join(rank);
+        match rank == victim {
+            true => joined.wait(),
+            false => joined.pass(),
+        }
+        body(RankEnv { rendezvous, memory: MemoryAccount::new(None) })
     });
     let mut results = Vec::new();
     for (rank, ending) in endings.into_iter().enumerate() {
@@ -231,7 +261,7 @@ fn in_a_step() {
         (Phase::Acknowledge, &open, true),
     ] {
         for (victim, how) in victims() {
-            let what = format!("{phase}, rank {victim}, {how:?}");
+            let (what, launched) = (format!("{phase}, rank {victim}, {how:?}"), Gate::new());
             let faults = survivors(&what, (victim, how), |env| {
                 let rig = rig(env, case);
                 rig.write(0);
@@ -248,10 +278,12 @@ fn in_a_step() {
                             .expect("all have dispatched");
                     }
                     meet().expect("all are there");
+                    launched.wait();
                     die(how);
                 }
                 let number = rig.launch(StepOptions::new()).expect("queued");
                 meet().expect("all are there");
+                launched.pass();
                 let start = Instant::now();
                 drop(suspended);
                 let fault = fault_of(&rig, number);
@@ -366,14 +398,16 @@ fn while_growing() {
 /// A rank that dies when all work is done: the others leave as if it had not.
 fn at_the_end() {
     for (victim, how) in victims() {
-        let what = format!("rank {victim}, {how:?}");
+        let (what, came) = (format!("rank {victim}, {how:?}"), Gate::new());
         survivors(&what, (victim, how), |env| {
             let rig = rig(env, &Case::new(WORLD));
             rig.run_eager(0);
             rig.group.context().rendezvous().barrier("the end", PATIENCE).expect("all are there");
             if rig.rank() == victim {
+                came.wait();
                 die(how);
             }
+            came.pass();
             let start = Instant::now();
             drop(rig);
             assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());

@@ -1,6 +1,6 @@
 //! A harness that runs checks one after the other on the only thread of its process, which may
 //! therefore be forked. It takes the arguments that `cargo test` passes on: filters, `--exact`,
-//! `--skip`, `--list`; others are accepted and change nothing.
+//! `--skip`, `--list`, `--report-time`; others are accepted and change nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -27,8 +27,13 @@ pub fn main(suite: &str, checks: &[Check]) -> ExitCode {
     println!("\nrunning {} tests", chosen.len());
     let (start, mut failed) = (Instant::now(), Vec::new());
     for (name, check) in &chosen {
+        let begun = Instant::now();
         let ok = catch_unwind(AssertUnwindSafe(check.run)).is_ok();
-        println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
+        let (verdict, seconds) = (if ok { "ok" } else { "FAILED" }, begun.elapsed().as_secs_f64());
+        match asked.times {
+            true => println!("test {name} ... {verdict} <{seconds:.3}s>"),
+            false => println!("test {name} ... {verdict}"),
+        }
         failed.extend((!ok).then_some(name));
     }
     let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
@@ -51,6 +56,7 @@ struct Asked {
     skipped: Vec<String>,
     exact: bool,
     list: bool,
+    times: bool,
     nothing: bool,
 }
 
@@ -61,6 +67,7 @@ impl Asked {
             match argument.as_str() {
                 "--exact" => asked.exact = true,
                 "--list" => asked.list = true,
+                "--report-time" => asked.times = true,
                 // There is none to be ignored, and no benchmark.
                 "--ignored" | "--bench" => asked.nothing = true,
                 "--skip" => asked.skipped.extend(arguments.next()),

@@ -54,7 +54,8 @@ impl<'a, B: Backend> Queue<'a, B> {
         self.backend.is_recording(&self.stream)
     }
 
-    /// A queue on the body of a loop; see [`Backend::begin_while`].
+    /// A queue on another stream that takes part in the same work: the body of a loop
+    /// ([`Backend::begin_while`]), or a branch ([`Backend::order`]).
     pub fn with_stream(&self, stream: B::Stream) -> Self {
         Self { backend: self.backend.clone(), stream, _lifetime: PhantomData }
     }

@@ -1,10 +1,12 @@
 //! Waiting for every rank's word, and folding it into the counters of the step.
 
+use std::sync::atomic::Ordering;
+
 use ep_context::signal::HostWaiter;
 use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::memory::{LaneBlocks, StepView, atomics, load, store, table};
 use super::source;
 use crate::geometry::Geometry;
 use crate::params::{AcknowledgeParams, CombineHeader, FoldParams, LaneState};
@@ -58,11 +60,12 @@ unsafe fn fold(
     phase: Phase,
 ) {
     let world = g.world as usize;
-    // SAFETY: as this function's contract says.
+    // SAFETY: as this function's contract says; lanes in flight may fold at the same time, so the
+    // requirements are only accessed atomically meanwhile.
     let (headers, peer_required) = unsafe {
         (
             table::<CombineHeader>(blocks.own(g.lane.combine_headers), world),
-            table_mut::<u32>(peer_required, world),
+            atomics(peer_required, world),
         )
     };
     let here = (step.step(), ordinal);
@@ -71,8 +74,8 @@ unsafe fn fold(
         waiter.fail(Fault { phase, culprit, kind: FaultKind::OutOfStep });
         return;
     }
-    for (required, header) in peer_required.iter_mut().zip(headers) {
-        *required = header.required.max(*required);
+    for (required, header) in peer_required.iter().zip(headers) {
+        required.fetch_max(header.required, Ordering::Relaxed);
         step.note_over(header.first_over);
     }
 }

@@ -48,6 +48,17 @@ pub(super) unsafe fn table_mut<'a, T: Pod>(address: u64, count: usize) -> &'a mu
     unsafe { std::slice::from_raw_parts_mut(pointer::<T>(address), count) }
 }
 
+/// `count` words that operations running at the same time may update.
+///
+/// # Safety
+///
+/// `address` is aligned, valid for reads and writes of `count` words, and only accessed atomically for
+/// `'a`.
+pub(super) unsafe fn atomics<'a>(address: u64, count: usize) -> &'a [AtomicU32] {
+    // SAFETY: an atomic word has the layout of a word; the rest is this function's contract.
+    unsafe { std::slice::from_raw_parts(pointer::<AtomicU32>(address), count) }
+}
+
 fn pointer<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
