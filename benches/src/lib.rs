@@ -12,3 +12,15 @@ pub mod step;
 #[doc = include_str!("../../README.md")]
 #[derive(Debug)]
 pub struct Readme;
+
+/// The same for the page on embedding.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/embedding.md")]
+#[derive(Debug)]
+pub struct Embedding;
+
+/// The same for the page on processes.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/processes.md")]
+#[derive(Debug)]
+pub struct Processes;

@@ -144,33 +144,31 @@ struct Plan {
 pub fn run(args: &RunArgs) -> Result<Verdict, RunError> {
     args.check_outputs()?;
     let joins = args.processes && processes::is_rank();
-    if args.processes && !joins {
-        // What a rank would refuse is refused once, here.
-        let plan = Plan::new(args)?;
-        group::memory_reports(&plan)?;
-        return Ok(processes::spawn(args.ranks)?);
-    }
     // A launcher says itself how many ranks there are.
     let ranks = if joins { processes::world()? } else { args.ranks };
-    let args = &RunArgs { ranks, ..args.clone() };
+    // What a rank would refuse is refused once, and before anything is looked for.
+    let plan = Plan::new(&RunArgs { ranks, ..args.clone() })?;
+    group::memory_reports(&plan)?;
+    if args.processes && !joins {
+        return Ok(processes::spawn(ranks)?);
+    }
     match Devices::find(args.backend).map_err(RunError::Device)? {
-        Devices::Host => run_on(args, joins, device::host),
-        Devices::Cuda(gpus) => run_on(args, joins, |rank| device::cuda(&gpus, rank)),
+        Devices::Host => run_on(&plan, joins, device::host),
+        Devices::Cuda(gpus) => run_on(&plan, joins, |rank| device::cuda(&gpus, rank)),
     }
 }
 
 /// The same, on devices that `backend` makes for each rank.
 fn run_on<B: Backend>(
-    args: &RunArgs,
+    plan: &Plan,
     joins: bool,
     backend: impl Fn(usize) -> Result<B, BackendError> + Sync,
 ) -> Result<Verdict, RunError> {
-    let plan = Plan::new(args)?;
     if !joins {
-        return conclude(args, &group::run(&plan, backend)?);
+        return conclude(&plan.args, &group::run(plan, backend)?);
     }
-    match processes::run_rank(&plan, backend)? {
-        Spoken::Report(report) => conclude(args, &report),
+    match processes::run_rank(plan, backend)? {
+        Spoken::Report(report) => conclude(&plan.args, &report),
         Spoken::Nothing(verdict) => Ok(verdict),
     }
 }

@@ -1,6 +1,6 @@
 //! What ranks run on.
 
-use graph_ep::ep_context::cuda::{CudaBackend, CudaOptions, DeviceProperties};
+use graph_ep::ep_context::cuda::{CudaBackend, CudaOptions, DeviceProperties, nvrtc_version};
 use graph_ep::ep_context::host::HostOptions;
 use graph_ep::{BackendError, HostBackend};
 
@@ -26,17 +26,25 @@ impl Devices {
                 what: "a GPU".to_owned(),
                 reason: "the CUDA driver shows this process none".to_owned(),
             }),
-            false => Ok(devices),
+            // Without a compiler for its kernels a GPU is of no use.
+            false => nvrtc_version().map(|_| devices),
         });
         match found {
             Ok(devices) => Ok(Self::Cuda(devices)),
             Err(error) if choice == BackendChoice::Auto => {
-                eprintln!("running on the host: {error}");
+                if speaks() {
+                    eprintln!("running on the host: {error}");
+                }
                 Ok(Self::Host)
             }
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether this process speaks for all: it is not a rank beside rank 0.
+fn speaks() -> bool {
+    std::env::var_os("RANK").is_none_or(|rank| rank == "0")
 }
 
 /// The host as a device for one rank.
