@@ -37,6 +37,16 @@ pub trait TestBackend: Sized + 'static {
     /// Whether an operation of a device may fail while it runs without taking other tests with it.
     const OPERATIONS_MAY_BREAK: bool = true;
 
+    /// The bytes of device memory that are mapped at a time, or a multiple of them: growth that ends
+    /// in a piece that is mapped needs no memory.
+    const PAGE_BYTES: usize = 4096;
+
+    /// The most ranks whose steps can run in rounds beside each other.
+    const RANKS_IN_ROUNDS: usize = usize::MAX;
+
+    /// The most ranks of a group.
+    const MOST_RANKS: usize = 16;
+
     /// What is missing on this machine that the backend needs; its checks are skipped then.
     fn missing() -> Option<String> {
         None

@@ -31,6 +31,11 @@ impl TestBackend for CudaThreads {
     const NAME: &'static str = "CUDA, threads";
     // A kernel that traps takes the device's context with it, and that of every other test.
     const OPERATIONS_MAY_BREAK: bool = false;
+    const PAGE_BYTES: usize = 2 << 20;
+    // Where more share a GPU, graphs with loops wait for each other to be started.
+    const RANKS_IN_ROUNDS: usize = 3;
+    // Each rank has streams of its own, and a GPU has 32 queues for all of them.
+    const MOST_RANKS: usize = 8;
 
     fn missing() -> Option<String> {
         gpus().as_ref().err().cloned()

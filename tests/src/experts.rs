@@ -5,10 +5,8 @@
 //! format, then multiplied, then, in the flat layout, added up in the order of the choices beside the
 //! row, and rounded again.
 
-use std::sync::Arc;
-
 use bytemuck::{Pod, Zeroable};
-use graph_ep::ep_context::Specialization;
+use graph_ep::ep_context::{KernelSource, Specialization};
 use graph_ep::synthetic::{apply, coefficients};
 use graph_ep::{
     Backend, BodyError, Buffer, DeviceSlice, Error, ExpertParallel, Handle, Kernel, LaunchShape,
@@ -18,7 +16,7 @@ use graph_ep::{
 use crate::backend::TestBackend;
 use crate::case::Case;
 use crate::inputs::{decode, encode};
-use crate::payload::read_row;
+use crate::payload::RowFormat;
 use crate::rig::Layer;
 
 /// Where the rows of a handle and what is beside them lie, and which experts they belong to.
@@ -39,6 +37,8 @@ pub struct RowParams {
     pub row_experts: u64,
     /// `[slots]` u32: the expert in each.
     pub expert_ids: u64,
+    /// What rows are made of.
+    pub format: RowFormat,
     /// Expert slots.
     pub slots: u32,
     /// Weights beside a row.
@@ -53,8 +53,6 @@ pub struct ForwardParams {
     pub rows: RowParams,
     /// `[capacity, hidden]`: what the experts make of each row.
     pub outputs: u64,
-    /// The case, on the host.
-    pub case: u64,
 }
 
 /// Parameters of [`Backward`].
@@ -67,9 +65,14 @@ pub struct BackwardParams {
     pub grads: u64,
     /// `[capacity, width]` f32: gradients of the weights beside the rows; zero if there are none.
     pub weight_grads: u64,
-    /// The case, on the host.
-    pub case: u64,
 }
+
+/// Both passes, on a GPU.
+const SOURCE: KernelSource = KernelSource {
+    file: "experts.cu",
+    text: include_str!("experts.cu"),
+    headers: graph_ep_kernels::HEADERS,
+};
 
 /// What the experts make of each row.
 #[derive(Debug)]
@@ -78,19 +81,18 @@ pub struct Forward;
 impl Kernel for Forward {
     type Params = ForwardParams;
     const NAME: &'static str = "test_experts";
+    const SOURCE: Option<KernelSource> = Some(SOURCE);
 
     unsafe fn run_on_host(p: &ForwardParams) {
-        // SAFETY: for this whole body, the launch vouches for the addresses and keeps the case.
-        let case = unsafe { &*pointer::<Case>(p.case) };
-        // SAFETY: see above.
+        let format = p.rows.format;
+        // SAFETY: for this whole body, the launch vouches for the addresses.
         for row in unsafe { rows(&p.rows) } {
-            let number = case.number();
             // SAFETY: see above; the row is one of the window's.
-            let values = unsafe { row.values(&p.rows, case) };
-            let mut sum = vec![0f32; case.hidden];
+            let values = unsafe { row.values(&p.rows) };
+            let mut sum = vec![0f32; format.hidden as usize];
             for (expert, weight) in &row.experts {
                 for (sum, value) in sum.iter_mut().zip(apply(*expert, &values)) {
-                    let value = number.round(value);
+                    let value = format.round(value);
                     match weight {
                         // Two roundings: the product, then the sum.
                         Some(weight) => *sum += weight * value,
@@ -99,8 +101,8 @@ impl Kernel for Forward {
                 }
             }
             // SAFETY: see above.
-            unsafe { bytes_mut(p.outputs, row.index, case.sum_bytes()) }
-                .copy_from_slice(&encode(case.dtype, &sum));
+            unsafe { bytes_mut(p.outputs, row.index, format.sum_bytes) }
+                .copy_from_slice(&encode(format.number(), &sum));
         }
     }
 }
@@ -112,18 +114,17 @@ pub struct Backward;
 impl Kernel for Backward {
     type Params = BackwardParams;
     const NAME: &'static str = "test_experts_backward";
+    const SOURCE: Option<KernelSource> = Some(SOURCE);
 
     unsafe fn run_on_host(p: &BackwardParams) {
+        let format = p.rows.format;
         // SAFETY: as for the other.
-        let case = unsafe { &*pointer::<Case>(p.case) };
-        // SAFETY: see above.
         for row in unsafe { rows(&p.rows) } {
             // SAFETY: see above; the row is one of the window's.
-            let (values, bytes) = unsafe {
-                (row.values(&p.rows, case), bytes_mut(p.grads, row.index, case.sum_bytes()))
-            };
-            let grads = decode(case.dtype, bytes);
-            let mut sum = vec![0f32; case.hidden];
+            let (values, bytes) =
+                unsafe { (row.values(&p.rows), bytes_mut(p.grads, row.index, format.sum_bytes)) };
+            let grads = decode(format.number(), bytes);
+            let mut sum = vec![0f32; format.hidden as usize];
             for (place, (expert, weight)) in row.experts.iter().enumerate() {
                 for (column, (sum, grad)) in (0u32..).zip(sum.iter_mut().zip(&grads)) {
                     let weighted = weight.map_or(*grad, |weight| weight * grad);
@@ -131,14 +132,14 @@ impl Kernel for Backward {
                 }
                 if p.weight_grads != 0 {
                     let results = apply(*expert, &values).into_iter();
-                    let products = results.zip(&grads).map(|(v, g)| case.number().round(v) * g);
+                    let products = results.zip(&grads).map(|(v, g)| format.round(v) * g);
                     let at =
                         p.weight_grads + 4 * (row.index * p.rows.width as usize + place) as u64;
                     // SAFETY: the list has `width` entries for each row.
                     unsafe { *pointer::<f32>(at) = products.sum() };
                 }
             }
-            bytes.copy_from_slice(&encode(case.dtype, &sum));
+            bytes.copy_from_slice(&encode(format.number(), &sum));
         }
     }
 }
@@ -153,15 +154,15 @@ impl Row {
     /// # Safety
     ///
     /// The row is one of those at `p`.
-    unsafe fn values(&self, p: &RowParams, case: &Case) -> Vec<f32> {
+    unsafe fn values(&self, p: &RowParams) -> Vec<f32> {
         // SAFETY: as this function's contract says.
         unsafe {
-            let row = bytes(p.rows, self.index, case.row_bytes());
+            let row = bytes(p.rows, self.index, p.format.row_bytes);
             let scales = match p.scales {
                 0 => &[],
-                scales => bytes(scales, self.index, case.scale_bytes()),
+                scales => bytes(scales, self.index, p.format.scale_bytes),
             };
-            read_row(case, row, scales)
+            p.format.read(row, scales)
         }
     }
 }
@@ -220,7 +221,8 @@ unsafe fn table<'a, T: Pod>(address: u64, count: usize) -> &'a [T] {
 /// # Safety
 ///
 /// Row `row` lies in the memory at `base`, and nothing writes it meanwhile.
-unsafe fn bytes<'a>(base: u64, row: usize, row_bytes: usize) -> &'a [u8] {
+unsafe fn bytes<'a>(base: u64, row: usize, row_bytes: u32) -> &'a [u8] {
+    let row_bytes = row_bytes as usize;
     // SAFETY: as this function's contract says.
     unsafe { table(base + (row * row_bytes) as u64, row_bytes) }
 }
@@ -228,7 +230,8 @@ unsafe fn bytes<'a>(base: u64, row: usize, row_bytes: usize) -> &'a [u8] {
 /// # Safety
 ///
 /// Row `row` lies in the memory at `base`, and nothing else touches it meanwhile.
-unsafe fn bytes_mut<'a>(base: u64, row: usize, row_bytes: usize) -> &'a mut [u8] {
+unsafe fn bytes_mut<'a>(base: u64, row: usize, row_bytes: u32) -> &'a mut [u8] {
+    let row_bytes = row_bytes as usize;
     let start = pointer::<u8>(base + (row * row_bytes) as u64);
     // SAFETY: as this function's contract says.
     unsafe { std::slice::from_raw_parts_mut(start, row_bytes) }
@@ -240,8 +243,9 @@ pub struct Experts<T: TestBackend> {
     forward: <T::Backend as Backend>::Loaded<Forward>,
     backward: <T::Backend as Backend>::Loaded<Backward>,
     ids: Buffer<T::Backend>,
-    /// In a list of its own, so that what is queued can keep it.
-    case: Arc<Case>,
+    format: RowFormat,
+    slots: usize,
+    width: usize,
     rank: usize,
 }
 
@@ -277,7 +281,9 @@ impl<T: TestBackend> Experts<T> {
             forward: backend.load::<Forward>(&constants)?,
             backward: backend.load::<Backward>(&constants)?,
             ids: group.allocate((4 * case.slots_of(rank)).max(4))?,
-            case: Arc::new(case.clone()),
+            format: RowFormat::of(case),
+            slots: case.slots_of(rank),
+            width: case.width(rank),
             rank,
         };
         experts.follow(group, case)?;
@@ -312,16 +318,13 @@ impl<T: TestBackend> Experts<T> {
             row_weights: address(&weights),
             row_experts: address(&experts),
             expert_ids: self.ids.address(),
-            slots: self.case.slots_of(self.rank) as u32,
-            width: self.case.width(self.rank) as u32,
+            format: self.format,
+            slots: self.slots as u32,
+            width: self.width as u32,
         };
         let mut uses = vec![rows.rows.clone(), offsets, counts, self.ids.slice()];
         uses.extend([weights, experts, rows.scales.clone()].into_iter().flatten());
         (params, uses)
-    }
-
-    fn case_address(&self) -> u64 {
-        Arc::as_ptr(&self.case).expose_provenance() as u64
     }
 
     /// Queues all experts on what a dispatch received.
@@ -337,13 +340,12 @@ impl<T: TestBackend> Experts<T> {
     ) -> Result<(), BodyError> {
         let (rows, mut uses) = self.rows(rows);
         uses.push(outputs.clone());
-        let params = ForwardParams { rows, outputs: outputs.address(), case: self.case_address() };
+        let params = ForwardParams { rows, outputs: outputs.address() };
         let uses: Vec<_> = uses.iter().collect();
-        let keep = [self.case.clone() as graph_ep::ep_context::Retained];
-        // SAFETY: every address lies in a slice of the list or in what is kept; the dispatch before
-        // and the combine behind are of the same stream.
+        // SAFETY: every address lies in a slice of the list; the dispatch before and the combine
+        // behind are of the same stream.
         unsafe {
-            queue.launch::<Forward>(&self.forward, LaunchShape::ONE_WARP, &params, &uses, &keep)
+            queue.launch::<Forward>(&self.forward, LaunchShape::ONE_WARP, &params, &uses, &[])
         }?;
         Ok(())
     }
@@ -367,13 +369,11 @@ impl<T: TestBackend> Experts<T> {
             rows,
             grads: grads.address(),
             weight_grads: weight_grads.map_or(0, DeviceSlice::address),
-            case: self.case_address(),
         };
         let uses: Vec<_> = uses.iter().collect();
-        let keep = [self.case.clone() as graph_ep::ep_context::Retained];
         // SAFETY: as for the other.
         unsafe {
-            queue.launch::<Backward>(&self.backward, LaunchShape::ONE_WARP, &params, &uses, &keep)
+            queue.launch::<Backward>(&self.backward, LaunchShape::ONE_WARP, &params, &uses, &[])
         }?;
         Ok(())
     }

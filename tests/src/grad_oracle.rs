@@ -179,8 +179,8 @@ impl Naive {
     fn bounded(self, case: &Case) -> Approximation {
         let number = case.number();
         let terms = self.terms as f64;
-        let growth = (1.0 + 2f64.powi(-24)).powf(terms + 3.0)
-            * (1.0 + number.unit_roundoff()).powi(4);
+        let growth =
+            (1.0 + 2f64.powi(-24)).powf(terms + 3.0) * (1.0 + number.unit_roundoff()).powi(4);
         let roundings = 4.0 * terms + 1.0;
         let absolute = roundings * (number.subnormal_roundoff() + 2f64.powi(-149)) * growth;
         let tolerance = self.magnitude * (growth - 1.0) * 1.000_001 + absolute;

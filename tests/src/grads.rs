@@ -93,6 +93,7 @@ impl<T: TestBackend> GradRig<T> {
         };
         let grads: Vec<_> = (0..case.layers).map(layer).collect();
         let experts = Arc::new(Experts::new(group, case).expect("memory"));
+        rig.meet("the memory of the gradients is there");
         Self { grads: grads.into(), experts, rig }
     }
 

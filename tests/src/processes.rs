@@ -176,7 +176,10 @@ fn tell<R: RankResult>(body: impl FnOnce() -> R) -> Vec<u8> {
     let before = Held::now();
     let mut result = catch_unwind(AssertUnwindSafe(body)).map_err(said);
     if result.is_ok() {
-        result = before.again().map_err(|now| format!("left behind: {now:?} after {before:?}")).and(result);
+        result = before
+            .again()
+            .map_err(|now| format!("left behind: {now:?} after {before:?}"))
+            .and(result);
     }
     postcard::to_allocvec(&result).unwrap_or_default()
 }

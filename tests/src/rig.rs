@@ -10,7 +10,7 @@ use graph_ep::{
     StepGraph, StepMode, StepOptions, StepRecord, StepRunner,
 };
 
-use crate::backend::{RankEnv, TestBackend};
+use crate::backend::{PATIENCE, RankEnv, TestBackend};
 use crate::case::Case;
 use crate::experts::Experts;
 use crate::inputs::{Inputs, decode};
@@ -77,10 +77,26 @@ impl<T: TestBackend> Rig<T> {
         let memory = env.memory.clone();
         let group = env.build(&builder).expect("the group is built");
         let rig = Self::on(group, case).expect("memory for the case");
+        rig.meet("the memory of the case is there");
         Self { memory, ..rig }
     }
 
-    /// Allocates what the case needs in a group that has been built for it.
+    /// Waits for the other ranks. Collective.
+    ///
+    /// Ranks that share a device have to meet before a step wherever one of them may still allocate,
+    /// or give back what was dropped: that waits for the device, on which the step of another waits
+    /// for this rank.
+    ///
+    /// # Panics
+    ///
+    /// If one does not come.
+    pub fn meet(&self, purpose: &str) {
+        let rendezvous = self.group.context().rendezvous();
+        rendezvous.barrier(purpose, PATIENCE).expect("every rank comes");
+    }
+
+    /// Allocates what the case needs in a group that has been built for it. Not collective: ranks
+    /// [meet](Self::meet) before their first step.
     ///
     /// # Errors
     ///

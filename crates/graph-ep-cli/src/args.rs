@@ -6,7 +6,7 @@
 mod bytes;
 mod check;
 mod choice;
-mod number;
+pub(crate) mod number;
 
 use std::path::PathBuf;
 
@@ -16,6 +16,7 @@ pub use check::ArgsError;
 pub use choice::{BackendChoice, Dtype, GraphChoice, GrowthChoice, Mode};
 pub use number::NumberError;
 
+use crate::compile::CompileArgs;
 use crate::workload::Workload;
 
 /// MoE expert parallelism inside graphs: runs, measures and explains it.
@@ -35,6 +36,8 @@ pub enum Command {
     Run(RunArgs),
     /// Say what there is to run on: GPUs, driver, compiler, links, limits, and which modes will work
     Doctor,
+    /// Compile the kernels of a configuration ahead of time, without a GPU
+    Compile(CompileArgs),
 }
 
 /// Arguments of `graph-ep run`.

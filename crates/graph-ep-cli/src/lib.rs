@@ -14,6 +14,7 @@
 //! [`run`] joins them.
 
 pub mod args;
+pub mod compile;
 pub mod demand;
 pub mod doctor;
 pub mod output;

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use graph_ep_cli::args::{Cli, Command};
-use graph_ep_cli::doctor;
-use graph_ep_cli::run::{self, RunError};
+use graph_ep_cli::run;
+use graph_ep_cli::verdict::Verdict;
+use graph_ep_cli::{compile, doctor};
 use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {
@@ -17,6 +18,15 @@ fn main() -> ExitCode {
     let args = match Cli::parse().command {
         Command::Run(args) => args,
         Command::Doctor => return doctor::run().into(),
+        Command::Compile(args) => {
+            return match compile::run(&args) {
+                Ok(verdict) => verdict.into(),
+                Err(error) => {
+                    complain(&error);
+                    Verdict::Failed.into()
+                }
+            };
+        }
     };
     trace_to_stderr(args.verbose);
     match run::run(&args) {
@@ -54,7 +64,7 @@ fn trace_to_stderr(verbose: u8) {
 }
 
 /// The error and what caused it, in one line on stderr.
-fn complain(error: &RunError) {
+fn complain(error: &dyn Error) {
     let mut line = format!("error: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {

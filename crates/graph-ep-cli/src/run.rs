@@ -21,6 +21,7 @@ use graph_ep::{Backend, BackendError, HostBackend};
 
 pub use processes::ProcessError;
 use processes::Spoken;
+pub(crate) use tensors::dtype;
 
 use crate::args::{ArgsError, Mode, RunArgs};
 use crate::demand;

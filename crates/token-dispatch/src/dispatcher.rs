@@ -8,12 +8,13 @@ use ep_context::backend::Memory;
 use ep_context::rendezvous::all_or_none;
 use ep_context::signal::params::WaitParams;
 use ep_context::{
-    Backend, Buffer, ContextError, EpContext, Fault, FaultKind, Kernel, LaunchShape, Phase, Queue,
-    Rank, Retained, Specialization,
+    Backend, Buffer, ContextError, EpContext, Fault, FaultKind, Kernel, KernelSource, LaunchShape,
+    Phase, Queue, Rank, Retained, Specialization,
 };
 use smallvec::SmallVec;
 
 use crate::config::DispatchConfig;
+use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::{ExpertHome, ExpertMap};
 use crate::geometry::Geometry;
@@ -76,13 +77,43 @@ pub(crate) struct Kernels<B: Backend> {
     pub(crate) push_weight_grads: B::Loaded<kernels::PushWeightGrads>,
 }
 
+/// The constants that kernels are compiled with.
+pub fn specialization(hidden: usize, top_k: usize, dtype: DType, world: usize) -> Specialization {
+    Specialization::new()
+        .with("HIDDEN", hidden as u64)
+        .with("TOP_K", top_k as u64)
+        .with("DTYPE", u64::from(dtype as u32))
+        .with("WORLD", world as u64)
+}
+
+/// The device code of every kernel that a dispatcher loads, for compiling it ahead of time.
+pub fn device_kernels() -> Vec<KernelSource> {
+    [
+        kernels::StepBegin::SOURCE,
+        kernels::Route::SOURCE,
+        kernels::Count::SOURCE,
+        kernels::Window::SOURCE,
+        kernels::Gather::SOURCE,
+        kernels::ReducePush::SOURCE,
+        kernels::Reduce::SOURCE,
+        kernels::Acknowledge::SOURCE,
+        kernels::StepEnd::SOURCE,
+        kernels::Resume::SOURCE,
+        kernels::Abandon::SOURCE,
+        kernels::Fold::SOURCE,
+        kernels::Restage::SOURCE,
+        kernels::Acquire::SOURCE,
+        kernels::Regather::SOURCE,
+        kernels::PushWeightGrads::SOURCE,
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
 impl<B: Backend> Kernels<B> {
     fn load(backend: &B, config: &DispatchConfig, world: usize) -> Result<Self, DispatchError> {
-        let constants = Specialization::new()
-            .with("HIDDEN", config.hidden as u64)
-            .with("TOP_K", config.top_k as u64)
-            .with("DTYPE", u64::from(config.dtype as u32))
-            .with("WORLD", world as u64);
+        let constants = specialization(config.hidden, config.top_k, config.dtype, world);
         fn load<B: Backend, K: Kernel>(
             backend: &B,
             constants: &Specialization,

@@ -6,7 +6,7 @@ use graph_ep::{
     BackendError, CaptureError, DispatchError, RowShaping, StepGraph, StepMode, StepOptions,
 };
 
-use crate::backend::TestBackend;
+use crate::backend::{PATIENCE, TestBackend};
 use crate::case::Case;
 use crate::oracle::StepOracle;
 use crate::rig::Rig;
@@ -184,6 +184,8 @@ pub fn a_graph_owns_what_it_captured<T: TestBackend>() {
         rig.write(0);
         let (stream, context) = (rig.group.stream().clone(), rig.group.context().clone());
         drop(rig);
+        // No rank waits on the device for one that still records.
+        context.rendezvous().barrier("all else is gone", PATIENCE).expect("every rank comes");
         for _ in 0..3 {
             graph.replay(&stream).expect("the graph is current");
         }
@@ -202,6 +204,7 @@ pub fn graphs_of_several_sizes_share_a_lane<T: TestBackend>() {
         let group = env.build(&builder).expect("the group is built");
         let rigs = cases.each_ref().map(|case| Rig::<T>::on(group.clone(), case).expect("memory"));
         let graphs = rigs.each_ref().map(|rig| rig.record(StepOptions::new()).expect("recorded"));
+        rigs[0].meet("the memory of all sizes is there");
         order.map(|which: usize| rigs[which].replay(&graphs[which], which)).to_vec()
     });
     let rows = vec![largest.worst_case(); 2];

@@ -39,11 +39,6 @@ fn fault_of<T: TestBackend>(rig: &Rig<T>, number: u32) -> Fault {
     }
 }
 
-fn meet<T: TestBackend>(rig: &Rig<T>, purpose: &str) {
-    let context = rig.group.context();
-    context.rendezvous().barrier(purpose, PATIENCE).expect("every rank comes");
-}
-
 /// Rank 1 does only what `partial` queues of a step of `case`, its peers all of it. They have to blame
 /// rank 1 for not signalling in `phase`; so does rank 1, once it looks; and so does every later step.
 fn blamed<T: TestBackend>(
@@ -64,10 +59,10 @@ fn blamed<T: TestBackend>(
             }
             false => Some(rig.launch(StepOptions::new()).expect("it is queued")),
         };
-        meet(&rig, "launched");
+        rig.meet("launched");
         drop(suspended);
         let fault = number.map(|number| fault_of(&rig, number));
-        meet(&rig, "failed");
+        rig.meet("failed");
         let later = rig.launch(StepOptions::new()).expect("it is queued");
         let sticky = match rig.wait(later) {
             Err(DispatchError::Fault(fault)) => fault,
@@ -116,7 +111,7 @@ pub fn an_abort_ends_the_step_on_every_rank<T: TestBackend>() {
             rig.group.context().abort();
         }
         let own = launched.map(|number| fault_of(&rig, number));
-        meet(&rig, "told");
+        rig.meet("told");
         let late = rig.launch(StepOptions::new()).expect("it is queued");
         let fault = fault_of(&rig, late);
         assert!(own.is_none_or(|own| own == fault), "{own:?}, then {fault:?}");
@@ -150,7 +145,7 @@ pub fn an_operation_that_breaks_is_reported<T: TestBackend>() {
         }
         // On the rank whose stream breaks this may be refused already.
         let launched = rig.launch(StepOptions::new());
-        meet(&rig, "launched");
+        rig.meet("launched");
         drop(suspended);
         if broken {
             match backend.synchronize(rig.group.stream()) {
@@ -271,7 +266,9 @@ pub fn ranks_in_different_steps_find_out<T: TestBackend>() {
 /// An eager step that may not, or cannot, grow ends the group: that rank says how many rows it needs,
 /// its peers are told who gave up, and nobody waits for a deadline.
 pub fn an_eager_step_without_room_is_given_up<T: TestBackend>() {
-    let case = Case { skew: Skew::Hot(0), hidden: 4096, ..Case::new(3) }.capacity(4);
+    // Four rows of two-byte values fill a page, so that any growth needs another.
+    let hidden = T::PAGE_BYTES / (4 * 2);
+    let case = Case { skew: Skew::Hot(0), hidden, ..Case::new(3) }.capacity(4);
     for memory in [false, true] {
         let faults = T::on_ranks(3, |env| {
             let rig = Rig::<T>::new(env, &case);
@@ -301,7 +298,7 @@ pub fn an_eager_step_without_room_is_given_up<T: TestBackend>() {
                 (false, Ok(number)) => drop(fault_of(&rig, number)),
                 (true, Ok(_)) => panic!("it had room"),
             }
-            meet(&rig, "given up");
+            rig.meet("given up");
             let later = rig.launch(StepOptions::new()).expect("it is queued");
             let fault = fault_of(&rig, later);
             (fault.culprit.0, fault.kind == FaultKind::Failed, fault.phase == Phase::Growth)

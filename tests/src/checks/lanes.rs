@@ -205,6 +205,7 @@ pub fn a_lane_serves_steps_with_and_without_combine<T: TestBackend>() {
         let group = env.build(&builder).expect("the group is built");
         let rigs = [&whole, &open].map(|case| Rig::<T>::on(group.clone(), case).expect("memory"));
         let graphs = rigs.each_ref().map(|rig| rig.record(StepOptions::new()).expect("recorded"));
+        rigs[0].meet("the memory of both is there");
         (0..9)
             .map(|step| {
                 // 0 1 0 0 1 1 0 1 0

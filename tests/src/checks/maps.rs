@@ -27,9 +27,8 @@ fn base() -> Case {
 /// Maps of seven experts on three ranks of five slots.
 fn maps() -> Vec<(&'static str, ExpertMap)> {
     let map = |homes: Vec<ExpertHome>| ExpertMap::new(homes, WORLD).expect("distinct slots");
-    let copies = |homes: Vec<Vec<ExpertHome>>| {
-        ExpertMap::replicated(homes, WORLD).expect("distinct slots")
-    };
+    let copies =
+        |homes: Vec<Vec<ExpertHome>>| ExpertMap::replicated(homes, WORLD).expect("distinct slots");
     let contiguous = ExpertMap::contiguous(EXPERTS, WORLD).expect("seven on three");
     let rotated = contiguous.homes().iter().map(|homes| {
         let home = homes[0];
@@ -121,6 +120,9 @@ pub fn copies_share_the_load<T: TestBackend>() {
 
 /// Maps change between recovered steps, and between steps in rounds.
 pub fn maps_change_between_recovered_steps_and_rounds<T: TestBackend>() {
+    if !super::rounds::possible::<T>("maps_change_between_recovered_steps_and_rounds", WORLD) {
+        return;
+    }
     let (maps, case) = (maps(), Case { skew: Skew::Rotating, ..base() });
     let least = super::everywhere::least_rows(&case);
     let first = with(&case, &maps[0].1).capacity(least);

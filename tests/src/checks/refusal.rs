@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use graph_ep::{
-    Adjustments, BodyError, GrowthPolicy, OverflowError, OverflowPolicy, RecoveryHooks,
+    Adjustments, BodyError, DType, GrowthPolicy, OverflowError, OverflowPolicy, RecoveryHooks,
     RecoverySettings, StepRecord, StepRunner,
 };
 
@@ -124,8 +124,11 @@ pub fn a_limit_in_rows_refuses_on_all_ranks<T: TestBackend>() {
 /// Memory that runs out on one rank while it grows, by its limit or on its device, refuses on all
 /// ranks and leaves what was charged as it was; the group goes on, and grows once there is memory.
 pub fn memory_that_runs_out_refuses_on_all_ranks<T: TestBackend>() {
-    // Rows of more than a page, so that no growth fits what is mapped.
-    let case = Case { hidden: 4096, tokens: vec![8; 3], ..tight() };
+    // Eight rows of four-byte values fill a page, so that any growth needs another. One layer of few
+    // tokens, since rows are long where pages are large.
+    let hidden = T::PAGE_BYTES / (8 * 4);
+    let case = Case { dtype: DType::Fp32, hidden, layers: 1, tokens: vec![6; 3], ..tight() };
+    assert!(StepOracle::new(&case, 0, None).required()[2] > 8, "rank 2 has to grow");
     for device in [false, true] {
         let results = T::on_ranks(3, |env| {
             let rig = Rig::<T>::new(env, &case);

@@ -34,6 +34,7 @@ pub fn a_resized_group_takes_more_tokens<T: TestBackend>() {
             assert!(device.used() < before && account.used() < charged, "the old group stayed");
             rig = Rig::on(group, &with_tokens(&case, tokens)).expect("memory");
             let graph = rig.record(StepOptions::new()).expect("it can be recorded");
+            rig.meet("the memory of the new size is there");
             runs.push(rig.replay(&graph, 2 * step));
             runs.push(rig.run_eager(2 * step + 1));
         }
@@ -97,10 +98,12 @@ pub fn a_resize_without_memory_refuses_on_all_ranks<T: TestBackend>() {
             let told = rig.group.resize_tokens(40).expect_err("no memory").to_string();
             assert_eq!((own.used(), rig.memory.used()), before, "bytes in use");
             account.set_limit(None);
+            rig.meet("what the refused size had is gone");
             let old = rig.run(0, StepMode::Static);
             let group = rig.group.resize_tokens(40).expect("there is memory");
             drop(rig);
             let rig = Rig::<T>::on(group, &larger).expect("memory");
+            rig.meet("the memory of the new size is there");
             (told, vec![old, rig.run_eager(1)])
         });
         let (told, runs): (Vec<String>, Vec<_>) = results.into_iter().unzip();

@@ -206,7 +206,8 @@ pub fn a_group_that_is_dropped_leaves_nothing<T: TestBackend>() {
 
 /// Memory behind a capacity that shrank is given back once nothing uses it, and not before.
 pub fn trimming_waits_for_every_user<T: TestBackend>() {
-    let case = Case { hidden: 1024, ..Case::new(2) };
+    // Four rows of two-byte values fill a page.
+    let case = Case { hidden: T::PAGE_BYTES / (4 * 2), tokens: vec![2; 2], ..Case::new(2) };
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
         let (rows, account) = (rig.group.rows().clone(), rig.group.context().account().clone());
@@ -223,6 +224,7 @@ pub fn trimming_waits_for_every_user<T: TestBackend>() {
         let most = rows.max_rows();
         rows.plan(most).expect("reserved").commit(&rig.direct()).expect("the stream is alive");
         assert_eq!(account.used(), full);
+        rig.meet("the memory is there again");
         rig.run(0, StepMode::Static)
     });
     StepOracle::new(&case, 0, None).check_outputs("grown again", &runs);

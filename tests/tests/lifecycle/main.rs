@@ -4,8 +4,8 @@
 mod model;
 mod ranks;
 
-use graph_ep_tests::oracle::StepOracle;
 use graph_ep_tests::RankRun;
+use graph_ep_tests::oracle::StepOracle;
 use proptest::prelude::*;
 use proptest_state_machine::{StateMachineTest, prop_state_machine};
 
@@ -48,8 +48,12 @@ fn judge(model: &Model, operation: &Operation, replies: &[Reply]) {
     for (rank, reply) in replies.iter().enumerate() {
         let at = format!("{what}, rank {rank}");
         match (&model.answer, &reply.result) {
-            (Answer::Fault(culprit), Err(Failure::Fault(named))) => assert_eq!(named, culprit, "{at}"),
-            (Answer::Refused(ranks), Err(Failure::Refused(why))) => assert!(ranks[rank], "{at}: {why}"),
+            (Answer::Fault(culprit), Err(Failure::Fault(named))) => {
+                assert_eq!(named, culprit, "{at}")
+            }
+            (Answer::Refused(ranks), Err(Failure::Refused(why))) => {
+                assert!(ranks[rank], "{at}: {why}")
+            }
             (Answer::Refused(ranks), Ok(_)) => assert!(!ranks[rank], "{at} was not refused"),
             (Answer::Done, Ok(None)) => {}
             (Answer::Step { .. } | Answer::Rounds { .. }, Ok(Some(_))) => {}

@@ -258,7 +258,9 @@ impl ReferenceStateMachine for Model {
                 _ if group.graph.as_ref().is_some_and(|graph| graph.rounds) => {
                     Answer::Rounds { step }
                 }
-                _ => Answer::Step { step, capacity: Some(group.capacity.clone()), recordings: None },
+                _ => {
+                    Answer::Step { step, capacity: Some(group.capacity.clone()), recordings: None }
+                }
             },
             Operation::Recover => {
                 let before = group.runner.take().flatten();

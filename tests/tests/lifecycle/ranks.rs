@@ -88,7 +88,13 @@ impl Ranks {
     }
 
     /// Tells all ranks and waits for all.
-    pub(crate) fn tell(&self, operation: &Operation, step: usize, case: &Case, ask: bool) -> Vec<Reply> {
+    pub(crate) fn tell(
+        &self,
+        operation: &Operation,
+        step: usize,
+        case: &Case,
+        ask: bool,
+    ) -> Vec<Reply> {
         let mut places = Vec::new();
         if let Operation::Create { .. } = operation {
             places.extend(ThreadGroup::new(self.ranks.len()).expect("a group"));
@@ -123,6 +129,8 @@ struct Alive {
 
 impl Alive {
     fn new(rig: Rig<HostThreads>) -> Self {
+        // What a group before it held is given back when nothing queued holds it any more.
+        wait(&rig);
         let rows = rig.group.rows();
         let held = rows.row_bytes() as u64 * u64::from(rows.capacity());
         let fixed = rig.group.context().account().used() - held;
@@ -139,6 +147,12 @@ impl Alive {
         let record = self.rig.wait(number)?;
         Ok(Some((self.rig.seen_with(step, &record), 0)))
     }
+}
+
+/// Waits until nothing is queued.
+fn wait(rig: &Rig<HostThreads>) {
+    let (backend, stream) = (rig.group.context().backend(), rig.group.stream());
+    graph_ep::Backend::synchronize(backend, stream).expect("nothing has failed");
 }
 
 fn serve(todo: &Receiver<Command>, done: &Sender<Reply>) {
@@ -219,10 +233,8 @@ fn obey(
             }
         }
         Operation::Trim => {
-            let group = &alive.rig.group;
-            graph_ep::Backend::synchronize(group.context().backend(), group.stream())
-                .expect("nothing has failed");
-            group.rows().trim().map_err(|error| refused(&error))?;
+            wait(&alive.rig);
+            alive.rig.group.rows().trim().map_err(|error| refused(&error))?;
         }
         Operation::Resize { .. } => {
             let tokens = case.max_tokens();

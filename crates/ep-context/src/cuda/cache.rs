@@ -15,7 +15,8 @@ use sha2::{Digest, Sha256};
 
 use super::compile::Job;
 use super::nvrtc::Nvrtc;
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Specialization};
+use crate::kernel::KernelSource;
 
 /// What an entry begins with; the number changes with the format.
 const MAGIC: &[u8; 8] = b"GEPCUB1\n";
@@ -47,6 +48,39 @@ impl CacheFolder {
     /// The folder, if there is one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Compiles a kernel ahead of time, for `architecture` as
+    /// [`architecture`](super::architecture) names it, and keeps it here. A rank that later loads
+    /// it with the same constants and the same version of NVRTC finds it compiled. Needs no GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Unavailable`] without NVRTC, for source that does not compile, and for a folder
+    /// that is not there to be written.
+    pub fn prepare(
+        &self,
+        source: &KernelSource,
+        constants: &Specialization,
+        architecture: &str,
+    ) -> Result<(), BackendError> {
+        let job = Job::new(source, constants, architecture);
+        let nvrtc = Nvrtc::find()?;
+        let Some(folder) = &self.path else {
+            return Err(BackendError::Unavailable {
+                what: "the folder for compiled kernels".to_owned(),
+                reason: "the environment names none".to_owned(),
+            });
+        };
+        let entry = folder.join(job.key(nvrtc.version()));
+        if read(&entry).is_some() {
+            return Ok(());
+        }
+        publish(folder, &entry, &job.compile(nvrtc)?.cubin).map_err(|error| BackendError::Os {
+            call: "write",
+            what: entry.display().to_string(),
+            source: error,
+        })
     }
 
     /// The compiled kernel, from here or from the compiler.

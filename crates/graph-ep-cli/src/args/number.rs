@@ -36,6 +36,9 @@ pub enum NumberError {
     /// A row consists of whole units of 16 bytes.
     #[error("it must be a multiple of {HIDDEN_MULTIPLE} from {HIDDEN_MULTIPLE} to {MAX_HIDDEN}")]
     Hidden,
+    /// An architecture is one that NVRTC knows.
+    #[error("it must be an architecture such as sm_90a")]
+    Architecture,
     /// A size in bytes is a whole number with an optional unit.
     #[error("it must be a whole number of bytes, or one followed by KiB, MiB or GiB")]
     Bytes,
@@ -44,7 +47,7 @@ pub enum NumberError {
     TooManyBytes,
 }
 
-pub(super) fn positive(text: &str) -> Result<usize, NumberError> {
+pub(crate) fn positive(text: &str) -> Result<usize, NumberError> {
     match text.parse()? {
         0 => Err(NumberError::Zero),
         number => Ok(number),
@@ -67,7 +70,7 @@ pub(super) fn alignment(text: &str) -> Result<usize, NumberError> {
     if right { Ok(rows) } else { Err(NumberError::Alignment) }
 }
 
-pub(super) fn hidden(text: &str) -> Result<usize, NumberError> {
+pub(crate) fn hidden(text: &str) -> Result<usize, NumberError> {
     let elements: usize = text.parse()?;
     let right = (1..=MAX_HIDDEN).contains(&elements) && elements.is_multiple_of(HIDDEN_MULTIPLE);
     if right { Ok(elements) } else { Err(NumberError::Hidden) }

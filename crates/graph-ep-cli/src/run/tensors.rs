@@ -8,7 +8,7 @@ use super::Plan;
 use crate::args::Dtype;
 
 /// The element type, as the engine calls it.
-pub(super) fn dtype(choice: Dtype) -> DType {
+pub(crate) fn dtype(choice: Dtype) -> DType {
     match choice {
         Dtype::Bf16 => DType::Bf16,
         Dtype::Fp16 => DType::Fp16,
