@@ -1,8 +1,10 @@
 //! What holds for any routing and any sizes: nothing is lost or doubled, order is fixed, all modes
 //! give the same bits, and capacity grows as far as it must and no further.
 
-use graph_ep::{GrowthPolicy, RecoverySettings, StepMode, StepOptions};
+use graph_ep::{GrowthPolicy, Payload, RecoverySettings, StepMode, StepOptions};
 use graph_ep_tests::checks::recovery::{self, POLICIES, Settings};
+use graph_ep_tests::grad_oracle::GradOracle;
+use graph_ep_tests::grads::GradRig;
 use graph_ep_tests::oracle::StepOracle;
 use graph_ep_tests::outcome::by_step;
 use graph_ep_tests::{Case, HostThreads, Order, Rig, Skew, TestBackend};
@@ -74,6 +76,31 @@ proptest! {
         });
         for (step, runs) in by_step(&runs).iter().enumerate() {
             StepOracle::new(&case, step, None).check_outputs(&format!("step {step}"), runs);
+        }
+    }
+
+    /// Gradients of rows, tokens and weights are those of the oracle, of a truncated forward pass and of
+    /// one with room.
+    #[test]
+    fn gradients_are_the_oracles(case in limited()) {
+        let hidden = case.hidden.min(8);
+        let case = Case { payload: Payload::Values, backward: true, hidden, ..case };
+        let runs = HostThreads::on_ranks(case.world(), |env| {
+            let rig = GradRig::<HostThreads>::new(env, &case);
+            let program = rig.program();
+            [StepMode::Static, StepMode::Eager { max_rows: u32::MAX }].map(|mode| {
+                rig.write(0);
+                rig.launch(mode, |step| program.queue(step));
+                rig.seen(0)
+            }).to_vec()
+        });
+        let rows: Vec<u32> = (0..case.world()).map(|rank| case.rows_of(rank)).collect();
+        for (run, capacity) in [Some(rows.as_slice()), None].into_iter().enumerate() {
+            for layer in 0..case.layers {
+                let of_layer: Vec<_> = runs.iter().map(|rank| &rank[run][layer]).collect();
+                let oracle = GradOracle::new(&case, 0, layer, capacity);
+                oracle.check(&format!("run {run}, layer {layer}"), &of_layer, true, true);
+            }
         }
     }
 
