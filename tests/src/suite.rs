@@ -71,6 +71,7 @@ macro_rules! conformance_suite {
                 tokens_across_the_staging_area_are_refused;
             layouts:
                 flat_rows_equal_the_oracle,
+                flat_rows_are_truncated_to_whole_groups,
                 weights_beside_grouped_rows_equal_the_oracle,
                 every_payload_in_every_layout,
                 every_alignment_in_every_layout;

@@ -1,11 +1,12 @@
 //! How received rows lie, and who multiplies by the weights.
 
-use graph_ep::{DType, Layout, Payload, Weighting};
+use graph_ep::{DType, Layout, Payload, StepMode, Weighting};
 
 use super::everywhere::conforms;
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};
 use crate::oracle::StepOracle;
+use crate::rig::Rig;
 
 fn flat() -> Case {
     let tokens = vec![6, 0, 7];
@@ -36,6 +37,17 @@ pub fn flat_rows_equal_the_oracle<T: TestBackend>() {
         let rows = oracle.layers()[0].ranks.iter().map(|rank| rank.total as u64);
         assert!(rows.zip(pairs).any(|(rows, pairs)| rows < *pairs), "{what}: some rows are shared");
         conforms::<T>(&format!("flat, {what}"), &case);
+    }
+}
+
+/// Flat rows are truncated to whole groups of the alignment, at capacities that are no multiple of it.
+pub fn flat_rows_are_truncated_to_whole_groups<T: TestBackend>() {
+    for rows in [[5, 0, 7], [3, 9, 13]] {
+        let case = Case { capacity: Some(rows.to_vec()), ..flat() };
+        let runs = T::on_ranks(3, |env| Rig::<T>::new(env, &case).run(0, StepMode::Static));
+        let oracle = StepOracle::new(&case, 0, Some(&rows));
+        oracle.check(&format!("{rows:?} rows"), &runs);
+        assert!(runs.iter().any(|run| run.record.dropped > 0));
     }
 }
 

@@ -127,7 +127,16 @@ pub fn memory_that_runs_out_refuses_on_all_ranks<T: TestBackend>() {
     // Eight rows of four-byte values fill a page, so that any growth needs another. One layer of few
     // tokens, since rows are long where pages are large; alignment makes them require enough.
     let (dtype, hidden) = (DType::Fp32, T::PAGE_BYTES / (8 * 4));
-    let case = Case { dtype, hidden, layers: 1, tokens: vec![2; 3], alignment: 8, ..tight() };
+    let case = Case {
+        dtype,
+        hidden,
+        layers: 1,
+        skew: Skew::Hot(4),
+        tokens: vec![2; 3],
+        alignment: 8,
+        top_k: 3,
+        ..tight()
+    };
     assert!(StepOracle::new(&case, 0, None).required()[2] > 8, "rank 2 has to grow");
     for device in [false, true] {
         let results = T::on_ranks(3, |env| {
