@@ -19,6 +19,11 @@ macro_rules! conformance_suite {
                 $(
                     #[test]
                     fn $check() {
+                        if let Some(why) = <$backend as $crate::TestBackend>::missing() {
+                            let name = concat!(stringify!($group), "::", stringify!($check));
+                            $crate::backend::say_skipped(name, &why);
+                            return;
+                        }
                         $crate::checks::$group::$check::<$backend>();
                     }
                 )*
