@@ -52,6 +52,11 @@ pub trait TestBackend: Sized + 'static {
         None
     }
 
+    /// Gives back what was dropped, where that waits for a good moment. Nothing runs on the device.
+    fn collect(backend: &Self::Backend) {
+        let _ = backend;
+    }
+
     /// The device of one rank. Its memory is counted in `memory`, and exhausted where that has a
     /// limit: a device that really runs out, which the library cannot know before.
     fn backend(rank: Rank, memory: &MemoryAccount) -> Self::Backend;

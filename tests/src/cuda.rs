@@ -48,6 +48,10 @@ impl TestBackend for CudaThreads {
         CudaBackend::new(options.with_memory(memory.clone())).expect("the GPU can be used")
     }
 
+    fn collect(backend: &CudaBackend) {
+        backend.collect().expect("what was dropped is given back");
+    }
+
     fn try_on_ranks<R: RankResult>(
         world: usize,
         body: impl Fn(RankEnv<Self>) -> R + Send + Sync,

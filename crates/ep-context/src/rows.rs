@@ -37,6 +37,9 @@ struct Inner<B: Backend> {
 
 struct State<B: Backend> {
     capacity: u32,
+    /// Rows for which every column has memory: at least the capacity, and more after it was lowered,
+    /// until a trim. Work that was queued before may still touch them.
+    mapped: u32,
     generation: u64,
     next_generation: u64,
     planned: Option<RowShape>,
@@ -113,6 +116,7 @@ impl<B: Backend> RowSet<B> {
                 capacity_word: context.allocate("capacity word", size_of::<u32>())?,
                 state: Mutex::new(State {
                     capacity,
+                    mapped: capacity,
                     generation: 1,
                     next_generation: 2,
                     planned: None,
@@ -140,7 +144,7 @@ impl<B: Backend> RowSet<B> {
         }
         let memory =
             self.inner.backend.reserve(bytes_of(row_bytes, self.inner.max_rows, label)?)?;
-        let bytes = bytes_of(row_bytes, state.capacity, label)?;
+        let bytes = bytes_of(row_bytes, state.mapped, label)?;
         let charge = self.inner.account.charge(label, bytes as u64)?;
         memory.grow(bytes)?;
         let column =
@@ -211,20 +215,22 @@ impl<B: Backend> RowSet<B> {
                 reason: format!("another growth of {} is planned", self.inner.label),
             });
         }
-        let before = state.capacity;
+        let before = state.mapped;
         for (done, column) in state.columns.iter().enumerate() {
             if let Err(error) = self.extend(column, before, rows) {
                 for grown in &state.columns[..done] {
-                    // SAFETY: rows beyond the capacity were mapped a moment ago and never published.
+                    // SAFETY: rows behind those that had memory were mapped a moment ago and never
+                    // published.
                     unsafe { shrink(grown, before) };
                 }
                 return Err(error);
             }
         }
+        state.mapped = before.max(rows);
         let shape = RowShape { rows, generation: state.next_generation };
         state.next_generation += 1;
         state.planned = Some(shape);
-        Ok(PlannedGrowth { set: self.clone(), shape, settled: false })
+        Ok(PlannedGrowth { set: self.clone(), shape, mapped_before: before, settled: false })
     }
 
     /// Maps `column` up to `rows` rows and charges the difference.
@@ -247,7 +253,7 @@ impl<B: Backend> RowSet<B> {
     /// [`BackendError::Recording`] while a slice of one of its buffers, queued work or a graph exists
     /// that may touch its rows, or while a change of capacity is planned.
     pub fn trim(&self) -> Result<(), BackendError> {
-        let state = self.lock();
+        let mut state = self.lock();
         let refusal = |reason| BackendError::Recording { operation: "trimming a row set", reason };
         if state.planned.is_some() {
             return Err(refusal(format!("a growth of {} is planned", self.inner.label)));
@@ -263,6 +269,7 @@ impl<B: Backend> RowSet<B> {
             // the lock, and new ones see the smaller capacity.
             unsafe { shrink(column, state.capacity) };
         }
+        state.mapped = state.capacity;
         Ok(())
     }
 
@@ -385,6 +392,7 @@ impl<B: Backend> fmt::Debug for RowBuffer<B> {
 pub struct PlannedGrowth<B: Backend> {
     set: RowSet<B>,
     shape: RowShape,
+    mapped_before: u32,
     settled: bool,
 }
 
@@ -414,9 +422,11 @@ impl<B: Backend> PlannedGrowth<B> {
     pub fn cancel(mut self) {
         let mut state = self.set.lock();
         state.planned = None;
+        state.mapped = self.mapped_before;
         for column in &state.columns {
-            // SAFETY: the rows behind the capacity were never published, so no work touches them.
-            unsafe { shrink(column, state.capacity) };
+            // SAFETY: the rows behind those that had memory before were never published, so no work
+            // touches them.
+            unsafe { shrink(column, self.mapped_before) };
         }
         drop(state);
         self.settled = true;

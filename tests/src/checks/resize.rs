@@ -96,6 +96,7 @@ pub fn a_resize_without_memory_refuses_on_all_ranks<T: TestBackend>() {
                 account.set_limit(Some(account.used() + 4096));
             }
             let told = rig.group.resize_tokens(40).expect_err("no memory").to_string();
+            T::collect(rig.group.context().backend());
             assert_eq!((own.used(), rig.memory.used()), before, "bytes in use");
             account.set_limit(None);
             rig.meet("what the refused size had is gone");
