@@ -173,24 +173,19 @@ fn attribute(
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// Fails unless the kernel takes one parameter of the size of its block on the side of Rust.
+/// Fails unless the kernel's parameter has the size of its block on the side of Rust. That it is the
+/// only one is not asked: the driver answers that with an error, which a sanitizer would report.
 fn check_params(
     driver: &Driver,
     function: Handle<sys::CUfunc_st>,
     expected: usize,
 ) -> Result<(), String> {
-    let size = |index| {
-        let (mut offset, mut bytes) = (0_usize, 0_usize);
-        // SAFETY: the places are valid; an index beyond the last parameter is an error.
-        unsafe { driver.cuFuncGetParamInfo(function.0, index, &raw mut offset, &raw mut bytes) }
-            .map(|()| bytes)
-    };
-    let bytes = size(0).map_err(|error| format!("it takes no parameter: {}", error.text()))?;
+    let (mut offset, mut bytes) = (0_usize, 0_usize);
+    // SAFETY: the places are valid; an index beyond the last parameter is an error.
+    unsafe { driver.cuFuncGetParamInfo(function.0, 0, &raw mut offset, &raw mut bytes) }
+        .map_err(|error| format!("it takes no parameter: {}", error.text()))?;
     if bytes != expected {
         return Err(format!("its parameter block has {bytes} bytes, its Rust twin {expected}"));
-    }
-    if size(1).is_ok() {
-        return Err("it takes more than one parameter".to_owned());
     }
     Ok(())
 }
