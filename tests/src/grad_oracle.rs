@@ -103,17 +103,14 @@ impl GradOracle {
     /// # Panics
     ///
     /// Where a run differs.
-    pub fn check(&self, what: &str, runs: &[&GradRun], whole: bool, weights: bool) {
+    pub fn check(&self, what: &str, runs: &[&GradRun], whole: bool) {
         for (rank, run) in runs.iter().enumerate() {
             let at = format!("{what}: rank {rank}");
             if whole {
                 same(&format!("{at}: gradients of rows"), &run.rows, &self.rows[rank]);
             }
             same(&format!("{at}: gradients of tokens"), &run.tokens, &self.tokens[rank]);
-            let mut known = vec![(&run.tokens, &self.naive[rank])];
-            if weights {
-                known.push((&run.weights, &self.weights[rank]));
-            }
+            let known = [(&run.tokens, &self.naive[rank]), (&run.weights, &self.weights[rank])];
             for (seen, naive) in known {
                 assert_eq!(seen.len(), naive.len(), "{at}");
                 for (seen, naive) in seen.iter().zip(naive) {

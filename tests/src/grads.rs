@@ -5,7 +5,6 @@ use std::sync::Arc;
 use graph_ep::token_dispatch::{CombineBackward, DispatchBackward, RoundsBackward};
 use graph_ep::{
     BodyError, Buffer, DType, DeviceSlice, RowBuffer, Step, StepGraph, StepMode, StepOptions,
-    Weighting,
 };
 use serde::{Deserialize, Serialize};
 
@@ -293,15 +292,15 @@ impl<T: TestBackend> BackwardProgram<T> {
         layer: usize,
     ) -> Result<(), BodyError> {
         let (memory, grads) = (&self.forward.layers[layer], &self.grads[layer]);
-        let combine_weighs = self.forward.case.weighting == Weighting::Combine;
         let arguments = RoundsBackward {
             dispatch: self.forward.arguments(layer)?,
             gradient_lane: &self.forward.lane(layer + 1)?,
             output_grads: grads.outputs.slice(),
             expert_rows: memory.results.slice(),
             row_grads: grads.rows.slice(),
+            row_weight_grads: (self.width > 0).then(|| grads.row_weights.slice()),
             token_grads: grads.tokens.slice(),
-            weight_grads: combine_weighs.then(|| grads.weights.slice()),
+            weight_grads: Some(grads.weights.slice()),
         };
         self.forward.lane(layer)?.rounds_backward(
             step,

@@ -67,6 +67,9 @@ pub struct RoundsBackward<'s, 'a, B: Backend> {
     /// `[capacity, hidden]` values: where gradients of the expert outputs arrive, and gradients of
     /// the rows are left in their place.
     pub row_grads: DeviceSlice<'a, B>,
+    /// Where `backward` leaves gradients of the weights that dispatch brought, if the caller
+    /// multiplied by them; as in [`DispatchBackward::row_weight_grads`].
+    pub row_weight_grads: Option<DeviceSlice<'a, B>>,
     /// `[tokens, hidden]` values: the gradients of the tokens.
     pub token_grads: DeviceSlice<'a, B>,
     /// `[tokens, top_k]` f32: the gradients of the weights.
@@ -171,6 +174,9 @@ impl<B: Backend> Lane<B> {
             recompute(step)?;
             beside.regather(step, handle, &args.row_grads, expert_rows)?;
             backward(step)?;
+            if let Some(grads) = &args.row_weight_grads {
+                beside.push_weight_grads(step, handle, grads, limit)?;
+            }
             let parts = PushParts { push: true, release: false, weighted: false };
             Ok(self.reduce_push(step, handle, &args.row_grads, ordinal, parts)?)
         })?;
