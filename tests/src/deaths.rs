@@ -28,10 +28,10 @@ use crate::rig::Rig;
 const WORLD: usize = 3;
 
 /// How long a step may take. Its clock runs only once all ranks have launched it.
-const STEP: Duration = Duration::from_millis(700);
+const STEP: Duration = Duration::from_secs(2);
 
 /// How long ranks wait for each other's hosts: far longer than those that live are apart.
-const HOSTS: Duration = Duration::from_millis(1500);
+const HOSTS: Duration = Duration::from_secs(4);
 
 /// How much longer than its deadline any of this may take on a busy machine: what the rendezvous adds
 /// where rank 0 is silent, and time to run.
