@@ -3,6 +3,13 @@
 
 #include "lane.cuh"
 
+// What `peer` said, once it was acquired. Lanes may fold at the same time.
+__device__ __forceinline__ void fold_header(u64 peer_required, const StepView &step, u32 peer,
+                                            const CombineHeader &header) {
+    atomicMax(at<u32>(peer_required) + peer, header.required);
+    step.note_over(header.first_over);
+}
+
 // Waits for every rank's word and folds its header at once, since it may be overwritten later. Fails if
 // a rank is elsewhere. Every thread of the one block calls it.
 __device__ __forceinline__ void wait_and_fold(const Geometry &g, const Blocks &blocks,
@@ -16,8 +23,6 @@ __device__ __forceinline__ void wait_and_fold(const Geometry &g, const Blocks &b
         return;
     }
     for (u32 peer = threadIdx.x; peer < g.world; peer += blockDim.x) {
-        // Lanes may fold at the same time.
-        atomicMax(at<u32>(peer_required) + peer, headers[peer].required);
-        step.note_over(headers[peer].first_over);
+        fold_header(peer_required, step, peer, headers[peer]);
     }
 }

@@ -27,44 +27,18 @@ __device__ __forceinline__ RowRef place(const GatherParams &p, u32 source, u32 a
     return RowRef{row, pair.weight, pair.choice, pair.slot};
 }
 
-// The weights beside the rows, and in the flat layout the experts. `place` is that of the pair in its
-// item.
-__device__ __forceinline__ void annotate(const GatherParams &p, const RowRef &reference, u32 place) {
-    const Geometry &g = p.geometry;
-    float *weights = at<float>(p.handle.row_weights);
-    if (g.flat == 0) {
-        weights[reference.row] = reference.weight;
-    } else {
-        const u64 entry = u64(reference.row) * g.flat_width + place;
-        weights[entry] = reference.weight;
-        at<i32>(p.handle.row_experts)[entry] = i32(reference.slot);
-    }
-}
-
-// The entries of a flat row behind its last expert.
-__device__ __forceinline__ void annotate_rest(const GatherParams &p, u32 row, u32 pairs) {
-    const u32 width = p.geometry.flat_width;
-    for (u32 place = pairs + scan::lane(); place < width; place += scan::WARP) {
-        const u64 entry = u64(row) * width + place;
-        at<float>(p.handle.row_weights)[entry] = 0.0f;
-        at<i32>(p.handle.row_experts)[entry] = -1;
-    }
-}
-
 __device__ __forceinline__ void bring(const GatherParams &p, const Blocks &blocks,
                                       const Window &window, u32 arrival, u32 number) {
     const Geometry &g = p.geometry;
     const u32 position = window.begin + arrival;
     const u32 *source_items = at<const u32>(p.handle.source_items);
     const u32 source = items::source_of(source_items, g.world, position);
-    const DispatchHeader *header = blocks.own<DispatchHeader>(g.lane.dispatch_headers) + source;
-    const Item item = items::load(blocks.of<Item>(source, g.lane.items) + header->item_base +
-                                  (position - source_items[source]));
+    const items::Lists lists(g, blocks, source);
+    const Item item = items::load(lists.items + (position - source_items[source]));
     const u32 quads = g.row_bytes / sizeof(Quad);
     rows::Piece<DEPTH> piece(number, quads);
     piece.load(rows::row_of(u64(blocks.of<u8>(source, g.lane.staging)), item.token, quads));
-    const Pair *pairs =
-        blocks.of<Pair>(source, g.lane.pairs) + header->pair_base + item.pair_begin;
+    const Pair *pairs = lists.pairs + item.pair_begin;
     const u32 begin = at<const u32>(p.handle.source_pairs)[source] + item.pair_begin -
                       window.pair_begin;
     const bool first_piece = number == 0;
@@ -80,7 +54,7 @@ __device__ __forceinline__ void bring(const GatherParams &p, const Blocks &block
             if (first_piece) {
                 at<RowRef>(p.handle.pairs)[begin + place_in_item] = reference;
                 if (p.handle.row_weights != 0) {
-                    annotate(p, reference, place_in_item);
+                    items::annotate(g, p.handle, reference, place_in_item);
                 }
             }
         }
@@ -104,7 +78,7 @@ __device__ __forceinline__ void bring(const GatherParams &p, const Blocks &block
         }
     }
     if (first_piece && g.flat != 0 && p.handle.row_weights != 0) {
-        annotate_rest(p, arrival, item.pairs);
+        items::annotate_rest(g, p.handle, arrival, item.pairs);
     }
 }
 
@@ -120,18 +94,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) gather(const __grid_constan
     for (u64 unit = rows::warp(); unit < u64(window.items) * pieces; unit += rows::warps()) {
         bring(p, blocks, window, u32(unit / pieces), u32(unit % pieces));
     }
-    if (g.flat != 0) {
-        return;
+    if (g.flat == 0) {
+        items::clear_padding(g, p.handle, p.rows, p.scales,
+                             [&](u32 expert) { return items::padding_of(p.handle, expert); });
     }
-    items::for_each_padding(g, p.handle, [&](u32 row) {
-        const u32 quads = g.row_bytes / sizeof(Quad);
-        rows::clear(rows::row_of(p.rows, row, quads), quads);
-        if (g.scale_bytes != 0) {
-            const u32 scale_quads = g.scale_bytes / sizeof(Quad);
-            rows::clear(rows::row_of(p.scales, row, scale_quads), scale_quads);
-        }
-        if (p.handle.row_weights != 0 && scan::lane() == 0) {
-            at<float>(p.handle.row_weights)[row] = 0.0f;
-        }
-    });
 }

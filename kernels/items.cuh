@@ -32,21 +32,106 @@ __device__ __forceinline__ T load(const T *from) {
     return both.value;
 }
 
-// Whatever `clear(row)` does, done by a whole warp for each padding row of the window.
-template <typename Clear>
-__device__ __forceinline__ void for_each_padding(const Geometry &g, const HandleParams &handle,
+// The most pairs of one token for one rank.
+__device__ __forceinline__ u32 pair_width(const Geometry &g) { return min(g.top_k, g.slots); }
+
+// Where the lists that `source` has for this rank begin: in its block, or, where it pushed them, in the
+// block of this rank.
+struct Lists {
+    const Item *items;
+    const Pair *pairs;
+
+    __device__ __forceinline__ Lists(const Geometry &g, const Blocks &blocks, u32 source) {
+        const DispatchHeader &header = blocks.own<DispatchHeader>(g.lane.dispatch_headers)[source];
+        if (header.transfer == TRANSFER_PUSH) {
+            items = pushed_items(g, blocks, g.rank, source);
+            pairs = pushed_pairs(g, blocks, g.rank, source);
+        } else {
+            items = blocks.of<Item>(source, g.lane.items) + header.item_base;
+            pairs = blocks.of<Pair>(source, g.lane.pairs) + header.pair_base;
+        }
+    }
+
+    // The lists that `source` pushes into the block of `to`.
+    static __device__ __forceinline__ Item *pushed_items(const Geometry &g, const Blocks &blocks,
+                                                         u32 to, u32 source) {
+        return blocks.of<Item>(to, g.lane.pushed_items) + u64(source) * g.max_tokens;
+    }
+    static __device__ __forceinline__ Pair *pushed_pairs(const Geometry &g, const Blocks &blocks,
+                                                         u32 to, u32 source) {
+        return blocks.of<Pair>(to, g.lane.pushed_pairs) +
+               u64(source) * g.max_tokens * pair_width(g);
+    }
+};
+
+// The weights beside the rows, and in the flat layout the experts. `place` is that of the pair in its
+// item.
+__device__ __forceinline__ void annotate(const Geometry &g, const HandleParams &handle,
+                                         const RowRef &reference, u32 place) {
+    float *weights = at<float>(handle.row_weights);
+    if (g.flat == 0) {
+        weights[reference.row] = reference.weight;
+    } else {
+        const u64 entry = u64(reference.row) * g.flat_width + place;
+        weights[entry] = reference.weight;
+        at<i32>(handle.row_experts)[entry] = i32(reference.slot);
+    }
+}
+
+// The entries of a flat row behind its last expert.
+__device__ __forceinline__ void annotate_rest(const Geometry &g, const HandleParams &handle, u32 row,
+                                              u32 pairs) {
+    for (u32 place = pairs + scan::lane(); place < g.flat_width; place += WARP) {
+        const u64 entry = u64(row) * g.flat_width + place;
+        at<float>(handle.row_weights)[entry] = 0.0f;
+        at<i32>(handle.row_experts)[entry] = -1;
+    }
+}
+
+// Rows of an expert that belong to no pair.
+struct Padding {
+    u32 begin;
+    u32 end;
+};
+
+// Whatever `clear(row)` does, done by a whole warp for each padding row of the window; `padding_of(expert)`
+// says where they are. The whole grid calls this.
+template <typename PaddingOf, typename Clear>
+__device__ __forceinline__ void for_each_padding(const Geometry &g, PaddingOf padding_of,
                                                  Clear clear) {
-    const i32 *offsets = at<const i32>(handle.expert_offsets);
-    const i32 *counts = at<const i32>(handle.tokens_per_expert);
-    // An expert has fewer of them than the alignment.
+    // An expert has fewer rows of it than the alignment.
     const u64 most = u64(g.local_experts) * g.alignment;
     for (u64 unit = rows::warp(); unit < most; unit += rows::warps()) {
-        const u32 expert = u32(unit / g.alignment);
-        const u32 row = u32(offsets[expert] + counts[expert]) + u32(unit % g.alignment);
-        if (row < u32(offsets[expert + 1])) {
+        const Padding padding = padding_of(u32(unit / g.alignment));
+        const u32 row = padding.begin + u32(unit % g.alignment);
+        if (row < padding.end) {
             clear(row);
         }
     }
+}
+
+// Clears the padding of the window: rows, their scales, their weights.
+template <typename PaddingOf>
+__device__ __forceinline__ void clear_padding(const Geometry &g, const HandleParams &handle, u64 rows,
+                                              u64 scales, PaddingOf padding_of) {
+    for_each_padding(g, padding_of, [&](u32 row) {
+        const u32 quads = g.row_bytes / sizeof(Quad);
+        rows::clear(rows::row_of(rows, row, quads), quads);
+        if (g.scale_bytes != 0) {
+            const u32 scale_quads = g.scale_bytes / sizeof(Quad);
+            rows::clear(rows::row_of(scales, row, scale_quads), scale_quads);
+        }
+        if (handle.row_weights != 0 && scan::lane() == 0) {
+            at<float>(handle.row_weights)[row] = 0.0f;
+        }
+    });
+}
+
+// As the layout of the window says, which another kernel, or another block before an acquire, wrote.
+__device__ __forceinline__ Padding padding_of(const HandleParams &handle, u32 expert) {
+    const i32 *offsets = at<const i32>(handle.expert_offsets);
+    const i32 *counts = at<const i32>(handle.tokens_per_expert);
+    return Padding{u32(offsets[expert] + counts[expert]), u32(offsets[expert + 1])};
 }
 
 // Where the owner of `item` takes the gradient of the weight of one of its choices.

@@ -3,6 +3,10 @@
 
 #include "params.cuh"
 
+__device__ __forceinline__ u32 round_up(u32 value, u32 power_of_two) {
+    return (value + power_of_two - 1) & ~(power_of_two - 1);
+}
+
 // The shared blocks of a lane, by rank.
 class Blocks {
   public:

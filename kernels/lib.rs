@@ -29,6 +29,12 @@ pub const SCAN: Text = ("scan.cuh", include_str!("scan.cuh"));
 pub const DTYPE: Text = ("dtype.cuh", include_str!("dtype.cuh"));
 /// Moving and adding rows.
 pub const ROWS: Text = ("rows.cuh", include_str!("rows.cuh"));
+/// What all ranks have for this one, and what it requires.
+pub const ACCOUNT: Text = ("account.cuh", include_str!("account.cuh"));
+/// The next window of a dispatch.
+pub const WINDOW: Text = ("window.cuh", include_str!("window.cuh"));
+/// Rows that are pushed, with a flag behind each piece.
+pub const PUSH: Text = ("push.cuh", include_str!("push.cuh"));
 /// The items of a window.
 pub const ITEMS: Text = ("items.cuh", include_str!("items.cuh"));
 /// Lists for each destination.
@@ -39,8 +45,10 @@ pub const STAGE: Text = ("stage.cuh", include_str!("stage.cuh"));
 pub const FOLD: Text = ("fold.cuh", include_str!("fold.cuh"));
 
 /// Every header, for a kernel that need not choose.
-pub const HEADERS: &[Text] =
-    &[TYPES, PTX, WAIT, LOOP, STRUCTS, PARAMS, LANE, SCAN, DTYPE, ROWS, ITEMS, LISTS, STAGE, FOLD];
+pub const HEADERS: &[Text] = &[
+    TYPES, PTX, WAIT, LOOP, STRUCTS, PARAMS, LANE, SCAN, DTYPE, ROWS, ITEMS, LISTS, STAGE, FOLD,
+    ACCOUNT, WINDOW, PUSH,
+];
 
 /// Kernels of the tests of the CUDA backend.
 pub mod probes {
@@ -62,6 +70,10 @@ pub mod dispatch {
     pub const STEP_BEGIN: Text = ("step_begin.cu", include_str!("step_begin.cu"));
     /// The sender's half of dispatch.
     pub const ROUTE: Text = ("route.cu", include_str!("route.cu"));
+    /// A whole dispatch whose rows are pushed.
+    pub const PUSH_DISPATCH: Text = ("push_dispatch.cu", include_str!("push_dispatch.cu"));
+    /// A whole combine after such a dispatch.
+    pub const PUSH_COMBINE: Text = ("push_combine.cu", include_str!("push_combine.cu"));
     /// The wait for the senders of a dispatch.
     pub const COUNT: Text = ("count.cu", include_str!("count.cu"));
     /// Takes the next window of a dispatch.

@@ -1,9 +1,9 @@
 // From expert ids to a list for each destination.
 //
 // The lists are in the order of tokens, and a pair's number among those of its expert too. They come
-// from a scan and never from a race: each warp of one block takes a stretch of consecutive tokens and
-// counts it, sums over the warps say where each stretch begins, and each warp then goes through its
-// stretch again, in order, with running counts of its own.
+// from a scan and never from a race: each warp of a team of blocks takes a stretch of consecutive tokens
+// and counts it, sums over the warps, and over the blocks if there are several, say where each stretch
+// begins, and each warp then goes through its stretch again, in order, with running counts of its own.
 //
 // Within a warp the choices of one token lie in neighbouring lanes, and as many tokens as fit stand side
 // by side. Compiled for TOP_K, the most choices of a token.
@@ -70,7 +70,8 @@ struct BadIds {
 };
 
 // Reads the choices of a token; a whole warp calls this, whose lanes without a token say so.
-__device__ __forceinline__ Choices look(const RouteParams &p, u32 token, bool present, BadIds &bad) {
+template <typename Params>
+__device__ __forceinline__ Choices look(const Params &p, u32 token, bool present, BadIds &bad) {
     const Geometry &g = p.geometry;
     Choices c;
 #pragma unroll
@@ -157,13 +158,11 @@ __device__ __forceinline__ void count(const Geometry &g, const Choices &c, const
 }
 
 // Writes the list entries of the tokens that stand side by side, of which this lane has `token`.
-// `counts` is what came before them; `bases` is where each rank's lists begin.
-__device__ __forceinline__ void write(const RouteParams &p, const Blocks &blocks, const Choices &c,
-                                      u32 token, bool present, const Counts &counts,
-                                      const u32 *bases) {
+// `counts` is what came before them; `into` is where each rank's lists are.
+template <typename Params, typename Lists>
+__device__ __forceinline__ void write(const Params &p, const Lists &into, const Choices &c, u32 token,
+                                      bool present, const Counts &counts) {
     const Geometry &g = p.geometry;
-    Item *items = blocks.own<Item>(g.lane.items);
-    Pair *pairs = blocks.own<Pair>(g.lane.pairs);
     Destination *destinations = at<Destination>(p.handle.destinations) + u64(token) * g.fanout;
     // Lanes of tokens before this one. None where a token fills the warp.
     const u32 before = (1u << (lane() / GROUP * GROUP)) - 1;
@@ -192,10 +191,9 @@ __device__ __forceinline__ void write(const RouteParams &p, const Blocks &blocks
         if (p.topk_weights != 0) {
             weight = at<const float>(p.topk_weights)[u64(token) * g.top_k + choice_of(part)];
         }
-        pairs[bases[2 * rank + 1] + pair_begin + c.place[part]] =
-            Pair{slot, index, weight, choice_of(part)};
+        *into.pair(rank, pair_begin + c.place[part]) = Pair{slot, index, weight, choice_of(part)};
         if (c.leads(part)) {
-            items[bases[2 * rank] + position] =
+            *into.item(rank, position) =
                 Item{token, token * g.fanout + c.reached[part], pair_begin, c.pairs[part]};
             destinations[c.reached[part]] = Destination{rank, position};
         }
@@ -211,126 +209,116 @@ __device__ __forceinline__ void write(const RouteParams &p, const Blocks &blocks
     }
 }
 
-// The memory of one block's counting: in shared memory for as many warps as it has room for, or, where
-// it has none, in the lane's scratch for one warp.
+// The totals over all blocks, in the lane's scratch.
+template <typename Params>
+__device__ __forceinline__ Counts totals(const Params &p) {
+    return Counts{at<u32>(p.expert_counts), at<u32>(p.rank_counts)};
+}
+
+// The counts of the warps of one block, in shared memory for as many warps as it has room for.
 class Tables {
   public:
-    __device__ __forceinline__ Tables(const RouteParams &p, u32 *shared, u32 shared_words)
-        : experts_(p.geometry.world * p.geometry.slots), ranks_(2 * p.geometry.world),
-          bases_(shared), shared_(shared + ranks_), p_(p) {
-        const u32 left = shared_words - ranks_;
-        warps_ = min(blockDim.x / WARP, left / (experts_ + ranks_));
-        in_shared_ = warps_ != 0;
-        warps_ = max(warps_, 1u);
-    }
+    __device__ __forceinline__ Tables(const Geometry &g, u32 *shared, u32 shared_words)
+        : experts_(g.world * g.slots), columns_(experts_ + 2 * g.world), shared_(shared),
+          warps_(min(blockDim.x / WARP, shared_words / columns_)) {}
 
+    // Zero where shared memory does not hold the counts of a single warp.
     __device__ __forceinline__ u32 warps() const { return warps_; }
-    __device__ __forceinline__ const u32 *bases() const { return bases_; }
+    // Counts of one warp: those of experts, then those of ranks.
+    __device__ __forceinline__ u32 columns() const { return columns_; }
 
     __device__ __forceinline__ Counts of_warp(u32 warp) const {
-        if (!in_shared_) {
-            return totals();
-        }
-        u32 *experts = shared_ + warp * (experts_ + ranks_);
+        u32 *experts = shared_ + warp * columns_;
         return Counts{experts, experts + experts_};
     }
 
     __device__ __forceinline__ void clear() const {
-        for (u32 warp = 0; warp < warps_; ++warp) {
-            const Counts counts = of_warp(warp);
-            for (u32 i = threadIdx.x; i < experts_; i += blockDim.x) {
-                counts.experts[i] = 0;
-            }
-            for (u32 i = threadIdx.x; i < ranks_; i += blockDim.x) {
-                counts.ranks[i] = 0;
-            }
+        for (u32 i = threadIdx.x; i < warps_ * columns_; i += blockDim.x) {
+            shared_[i] = 0;
         }
         __syncthreads();
     }
 
-    // Turns the counts of the warps into where each of them begins, and leaves the totals in the
-    // lane's scratch, where the announcement finds them.
-    __device__ __forceinline__ void sum() const {
-        const Counts all = totals();
-        if (in_shared_) {
-            for (u32 i = threadIdx.x; i < experts_ + ranks_; i += blockDim.x) {
-                u32 before = 0;
-                for (u32 warp = 0; warp < warps_; ++warp) {
-                    u32 *entry = shared_ + warp * (experts_ + ranks_) + i;
-                    const u32 own = *entry;
-                    *entry = before;
-                    before += own;
-                }
-                (i < experts_ ? all.experts[i] : all.ranks[i - experts_]) = before;
+    // Turns the counts of the warps into what comes before each of them; `keep(column, sum)` gets the
+    // sum over all.
+    template <typename Keep>
+    __device__ __forceinline__ void sum(Keep keep) const {
+        for (u32 i = threadIdx.x; i < columns_; i += blockDim.x) {
+            u32 before = 0;
+            for (u32 warp = 0; warp < warps_; ++warp) {
+                u32 *entry = shared_ + warp * columns_ + i;
+                const u32 own = *entry;
+                *entry = before;
+                before += own;
             }
-            __syncthreads();
-        }
-        u32 items = 0;
-        u32 pairs = 0;
-        for (u32 first = 0; first < p_.geometry.world; first += blockDim.x) {
-            const u32 rank = first + threadIdx.x;
-            const bool mine = rank < p_.geometry.world;
-            u32 more_items, more_pairs;
-            const u32 items_before =
-                scan::block_exclusive(mine ? all.ranks[2 * rank] : 0, more_items);
-            const u32 pairs_before =
-                scan::block_exclusive(mine ? all.ranks[2 * rank + 1] : 0, more_pairs);
-            if (mine) {
-                bases_[2 * rank] = items + items_before;
-                bases_[2 * rank + 1] = pairs + pairs_before;
-            }
-            items += more_items;
-            pairs += more_pairs;
+            keep(i, before);
         }
         __syncthreads();
-        if (!in_shared_) {
-            // Counted again from zero while the lists are written, so that they end as they were.
-            clear();
+    }
+
+    // Adds what comes before this block; `before(column)` says how much.
+    template <typename Before>
+    __device__ __forceinline__ void shift(Before before) const {
+        for (u32 i = threadIdx.x; i < columns_; i += blockDim.x) {
+            const u32 more = before(i);
+            for (u32 warp = 0; warp < warps_; ++warp) {
+                shared_[warp * columns_ + i] += more;
+            }
         }
+        __syncthreads();
     }
 
   private:
-    __device__ __forceinline__ Counts totals() const {
-        return Counts{at<u32>(p_.expert_counts), at<u32>(p_.rank_counts)};
-    }
-
     u32 experts_;
-    u32 ranks_;
-    u32 *bases_;
+    u32 columns_;
     u32 *shared_;
-    const RouteParams &p_;
     u32 warps_;
-    bool in_shared_;
 };
 
-// Builds all lists; one whole block calls this.
-__device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks, u32 tokens,
-                                      u32 *shared, u32 shared_words) {
-    const Tables tables(p, shared, shared_words);
-    const u32 warp = threadIdx.x / WARP;
-    const u32 stretch = (tokens + tables.warps() - 1) / tables.warps();
-    const u32 begin = min(warp * stretch, tokens);
-    const u32 end = warp < tables.warps() ? min(begin + stretch, tokens) : begin;
-    const Counts counts = tables.of_warp(min(warp, tables.warps() - 1));
-    tables.clear();
+// The tokens that a warp goes through, in order.
+struct Stretch {
+    u32 begin;
+    u32 end;
+};
+
+// That of warp `warp` of `warps`.
+__device__ __forceinline__ Stretch stretch_of(u32 tokens, u32 warp, u32 warps) {
+    const u32 length = (tokens + warps - 1) / warps;
+    const u32 begin = min(warp * length, tokens);
+    return Stretch{begin, min(begin + length, tokens)};
+}
+
+// Counts the choices of a stretch.
+template <typename Params>
+__device__ __forceinline__ void count_all(const Params &p, const Stretch &stretch,
+                                          const Counts &counts) {
     BadIds bad;
-    for (u32 first = begin; first < end; first += ABREAST) {
+    for (u32 first = stretch.begin; first < stretch.end; first += ABREAST) {
         const u32 token = first + lane() / GROUP;
-        count(p.geometry, look(p, token, token < end, bad), counts);
+        count(p.geometry, look(p, token, token < stretch.end, bad), counts);
     }
     StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
-    __syncthreads();
-    tables.sum();
-    for (u32 first = begin; first < end; first += ABREAST) {
+}
+
+// Writes the entries of a stretch. `counts` is what comes before it, and ends behind it.
+template <typename Params, typename Lists>
+__device__ __forceinline__ void write_all(const Params &p, const Lists &into, const Stretch &stretch,
+                                          const Counts &counts) {
+    BadIds bad;
+    for (u32 first = stretch.begin; first < stretch.end; first += ABREAST) {
         const u32 token = first + lane() / GROUP;
-        const bool present = token < end;
+        const bool present = token < stretch.end;
         const Choices c = look(p, token, present, bad);
-        write(p, blocks, c, token, present, counts, tables.bases());
+        write(p, into, c, token, present, counts);
         __syncwarp();
         count(p.geometry, c, counts);
         __syncwarp();
     }
-    __syncthreads();
+}
+
+// Counts of a warp of this block that has no stretch of its own are those of another: it touches none.
+__device__ __forceinline__ u32 own_warp(const Tables &tables) {
+    return min(threadIdx.x / WARP, tables.warps() - 1);
 }
 
 } // namespace lists

@@ -60,7 +60,60 @@ struct RouteParams {
     u32 ordinal;
     u32 dependent;
 };
-SAME_LAYOUT(RouteParams, 416, dependent, 412);
+SAME_LAYOUT(RouteParams, 464, dependent, 460);
+
+// Both halves of a dispatch that pushes.
+struct PushDispatchParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 state;
+    u64 homes;
+    u64 topk_ids;
+    u64 topk_weights;
+    u64 tokens;
+    u64 scales;
+    u64 num_tokens_word;
+    u64 expert_counts;
+    u64 rank_counts;
+    u64 block_counts;
+    u64 required_by_dispatch;
+    u64 capacity;
+    u64 rows;
+    u64 received_scales;
+    u64 condition;
+    u32 num_tokens;
+    u32 id_bytes;
+    u32 ordinal;
+    u32 dependent;
+    u32 row_limit;
+    u32 max_dispatches;
+    u32 budgeted;
+    u32 last;
+    u32 listers;
+    u32 senders;
+    u32 pieces;
+    u32 reserved;
+};
+SAME_LAYOUT(PushDispatchParams, 544, reserved, 540);
+
+// Both halves of a combine after such a dispatch.
+struct PushCombineParams {
+    Geometry geometry;
+    wait::WaitParams wait;
+    LaneParams lane;
+    HandleParams handle;
+    u64 state;
+    u64 peer_required;
+    u64 expert_rows;
+    u64 output;
+    u32 ordinal;
+    u32 weighted;
+    u32 senders;
+    u32 pieces;
+};
+SAME_LAYOUT(PushCombineParams, 424, pieces, 420);
 
 struct CountParams {
     Geometry geometry;
@@ -78,7 +131,7 @@ struct CountParams {
     u32 reserved;
     u64 condition;
 };
-SAME_LAYOUT(CountParams, 384, condition, 376);
+SAME_LAYOUT(CountParams, 432, condition, 424);
 
 struct WindowParams {
     Geometry geometry;
@@ -91,7 +144,7 @@ struct WindowParams {
     u32 last;
     u64 condition;
 };
-SAME_LAYOUT(WindowParams, 360, condition, 352);
+SAME_LAYOUT(WindowParams, 408, condition, 400);
 
 struct GatherParams {
     Geometry geometry;
@@ -101,7 +154,7 @@ struct GatherParams {
     u64 rows;
     u64 scales;
 };
-SAME_LAYOUT(GatherParams, 344, scales, 336);
+SAME_LAYOUT(GatherParams, 392, scales, 384);
 
 struct ReducePushParams {
     Geometry geometry;
@@ -115,7 +168,7 @@ struct ReducePushParams {
     u32 release;
     u32 weighted;
 };
-SAME_LAYOUT(ReducePushParams, 360, weighted, 356);
+SAME_LAYOUT(ReducePushParams, 408, weighted, 404);
 
 struct FoldParams {
     Geometry geometry;
@@ -126,7 +179,7 @@ struct FoldParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(FoldParams, 240, reserved, 236);
+SAME_LAYOUT(FoldParams, 288, reserved, 284);
 
 struct ReduceParams {
     Geometry geometry;
@@ -136,7 +189,7 @@ struct ReduceParams {
     u64 output;
     u64 weight_grads;
 };
-SAME_LAYOUT(ReduceParams, 344, weight_grads, 336);
+SAME_LAYOUT(ReduceParams, 392, weight_grads, 384);
 
 struct RestageParams {
     Geometry geometry;
@@ -148,7 +201,7 @@ struct RestageParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(RestageParams, 352, reserved, 348);
+SAME_LAYOUT(RestageParams, 400, reserved, 396);
 
 struct AcquireParams {
     Geometry geometry;
@@ -158,7 +211,7 @@ struct AcquireParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcquireParams, 232, reserved, 228);
+SAME_LAYOUT(AcquireParams, 280, reserved, 276);
 
 struct RegatherParams {
     Geometry geometry;
@@ -168,7 +221,7 @@ struct RegatherParams {
     u64 rows;
     u64 expert_rows;
 };
-SAME_LAYOUT(RegatherParams, 344, expert_rows, 336);
+SAME_LAYOUT(RegatherParams, 392, expert_rows, 384);
 
 struct PushWeightGradsParams {
     Geometry geometry;
@@ -177,7 +230,7 @@ struct PushWeightGradsParams {
     HandleParams handle;
     u64 row_grads;
 };
-SAME_LAYOUT(PushWeightGradsParams, 336, row_grads, 328);
+SAME_LAYOUT(PushWeightGradsParams, 384, row_grads, 376);
 
 struct AcknowledgeParams {
     Geometry geometry;
@@ -188,7 +241,7 @@ struct AcknowledgeParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcknowledgeParams, 240, reserved, 236);
+SAME_LAYOUT(AcknowledgeParams, 288, reserved, 284);
 
 struct StepEndParams {
     wait::WaitParams wait;

@@ -1,14 +1,102 @@
 #include "lists.cuh"
 #include "stage.cuh"
 
-// The sender's half of dispatch. The first block builds the lists while the others stage tokens; the
+// The sender's half of a dispatch that is pulled. The first block builds the lists while the others stage tokens; the
 // last to be done tells every rank what is for it.
 
-// Tables of the lists; see `lists::Tables`.
-extern __shared__ u32 tables[];
+// Where each rank's lists begin, then the tables of `lists::Tables`.
+extern __shared__ u32 shared[];
+
+// The lists of this rank's own block: those of one rank behind those of another.
+class OwnLists {
+  public:
+    __device__ __forceinline__ OwnLists(const Geometry &g, const Blocks &blocks, const u32 *bases)
+        : items_(blocks.own<Item>(g.lane.items)), pairs_(blocks.own<Pair>(g.lane.pairs)),
+          bases_(bases) {}
+
+    __device__ __forceinline__ Item *item(u32 rank, u32 position) const {
+        return items_ + bases_[2 * rank] + position;
+    }
+    __device__ __forceinline__ Pair *pair(u32 rank, u32 number) const {
+        return pairs_ + bases_[2 * rank + 1] + number;
+    }
+
+  private:
+    Item *items_;
+    Pair *pairs_;
+    const u32 *bases_;
+};
+
+// From the totals of each rank to where its lists begin.
+__device__ __forceinline__ void find_bases(const Geometry &g, const u32 *per_rank, u32 *bases) {
+    u32 items = 0;
+    u32 pairs = 0;
+    for (u32 first = 0; first < g.world; first += blockDim.x) {
+        const u32 rank = first + threadIdx.x;
+        const bool mine = rank < g.world;
+        u32 more_items, more_pairs;
+        const u32 items_before = scan::block_exclusive(mine ? per_rank[2 * rank] : 0, more_items);
+        const u32 pairs_before =
+            scan::block_exclusive(mine ? per_rank[2 * rank + 1] : 0, more_pairs);
+        if (mine) {
+            bases[2 * rank] = items + items_before;
+            bases[2 * rank + 1] = pairs + pairs_before;
+        }
+        items += more_items;
+        pairs += more_pairs;
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void clear_totals(const RouteParams &p) {
+    const Geometry &g = p.geometry;
+    for (u32 i = threadIdx.x; i < 2 * g.world; i += blockDim.x) {
+        at<u32>(p.rank_counts)[i] = 0;
+    }
+    for (u32 i = threadIdx.x; i < g.world * g.slots; i += blockDim.x) {
+        at<u32>(p.expert_counts)[i] = 0;
+    }
+    __syncthreads();
+}
+
+// Builds all lists; one whole block calls this. Where shared memory has no room for the counts of a
+// warp, one warp does it with the lane's scratch as its counts.
+__device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks, u32 tokens) {
+    const Geometry &g = p.geometry;
+    u32 *bases = shared;
+    u32 *rest = shared + 2 * g.world;
+    const lists::Tables tables(g, rest, ptx::dynamic_shared_bytes() / sizeof(u32) - 2 * g.world);
+    const OwnLists into(g, blocks, bases);
+    const lists::Counts all = lists::totals(p);
+    const u32 warp = threadIdx.x / lists::WARP;
+    if (tables.warps() != 0) {
+        const bool mine = warp < tables.warps();
+        const lists::Stretch stretch =
+            lists::stretch_of(mine ? tokens : 0, warp, tables.warps());
+        const lists::Counts counts = tables.of_warp(lists::own_warp(tables));
+        tables.clear();
+        lists::count_all(p, stretch, counts);
+        __syncthreads();
+        const u32 experts = g.world * g.slots;
+        tables.sum([&](u32 column, u32 sum) {
+            (column < experts ? all.experts[column] : all.ranks[column - experts]) = sum;
+        });
+        find_bases(g, all.ranks, bases);
+        lists::write_all(p, into, stretch, counts);
+    } else {
+        const lists::Stretch stretch{0, warp == 0 ? tokens : 0};
+        clear_totals(p);
+        lists::count_all(p, stretch, all);
+        __syncthreads();
+        find_bases(g, all.ranks, bases);
+        // Counted again from zero while the lists are written, so that they end as they were.
+        clear_totals(p);
+        lists::write_all(p, into, stretch, all);
+    }
+    __syncthreads();
+}
 
 __device__ __forceinline__ void prepare(const RouteParams &p, const Blocks &blocks, u32 tokens) {
-    const Geometry &g = p.geometry;
     const StepView step(p.state);
     __shared__ bool silent;
     if (threadIdx.x == 0) {
@@ -20,18 +108,13 @@ __device__ __forceinline__ void prepare(const RouteParams &p, const Blocks &bloc
     }
     __syncthreads();
     if (!silent) {
-        lists::build(p, blocks, tokens, tables, ptx::dynamic_shared_bytes() / sizeof(u32));
+        build(p, blocks, tokens);
         return;
     }
     for (u32 i = threadIdx.x; i < tokens; i += blockDim.x) {
         at<u32>(p.handle.fanouts)[i] = 0;
     }
-    for (u32 i = threadIdx.x; i < 2 * g.world; i += blockDim.x) {
-        at<u32>(p.rank_counts)[i] = 0;
-    }
-    for (u32 i = threadIdx.x; i < g.world * g.slots; i += blockDim.x) {
-        at<u32>(p.expert_counts)[i] = 0;
-    }
+    clear_totals(p);
 }
 
 // Tells every rank, this one included, what is for it.

@@ -104,15 +104,40 @@ __device__ __forceinline__ void clear(Quad *row, u32 quads) {
 }
 
 // The sum of the same piece of several rows, in fp32: rows are added one after the other, each value
-// rounded as it is added, and the sum is rounded once to the format.
-template <u32 DEPTH>
+// rounded as it is added, and the sum is rounded once to the format. AHEAD rows are in flight.
+template <u32 DEPTH, u32 AHEAD = 4>
 class Sum {
   public:
     __device__ __forceinline__ Sum(u32 number, u32 quads)
-        : first_(number * (DEPTH * WARP) + scan::lane()), quads_(quads) {
+        : Sum(number * (DEPTH * WARP), quads, quads) {}
+
+    // Of the quads from `begin` on that lie before `end`, in rows of `quads` quads.
+    __device__ __forceinline__ Sum(u32 begin, u32 end, u32 quads)
+        : first_(begin + scan::lane()), end_(end), quads_(quads) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
             dtype::clear(sum_[i]);
+        }
+    }
+
+    // What it is rounded to the format.
+    struct Rounded {
+        Quad quad[DEPTH];
+    };
+    __device__ __forceinline__ Rounded rounded() const {
+        Rounded rounded;
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; ++i) {
+            rounded.quad[i] = dtype::Element::encode(sum_[i]);
+        }
+        return rounded;
+    }
+
+    // Adds the same piece of another sum.
+    __device__ __forceinline__ void add(const Rounded &other) {
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; ++i) {
+            dtype::add(sum_[i], other.quad[i]);
         }
     }
 
@@ -132,7 +157,7 @@ class Sum {
                     const Quad *start = row_of(table, __shfl_sync(WHOLE, row, from), quads_);
 #pragma unroll
                     for (u32 i = 0; i < DEPTH; ++i) {
-                        if (first_ + i * WARP < quads_) {
+                        if (first_ + i * WARP < end_) {
                             quads[ahead][i] = ptx::load_once(start + first_ + i * WARP);
                         }
                     }
@@ -144,7 +169,7 @@ class Sum {
                     lanes &= lanes - 1;
 #pragma unroll
                     for (u32 i = 0; i < DEPTH; ++i) {
-                        if (first_ + i * WARP < quads_) {
+                        if (first_ + i * WARP < end_) {
                             if (weighted) {
                                 dtype::add_weighted(sum_[i], weights[ahead], quads[ahead][i]);
                             } else {
@@ -160,17 +185,15 @@ class Sum {
     __device__ __forceinline__ void store(Quad *row) const {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
-            if (first_ + i * WARP < quads_) {
+            if (first_ + i * WARP < end_) {
                 ptx::store_quad(row + first_ + i * WARP, dtype::Element::encode(sum_[i]));
             }
         }
     }
 
   private:
-    // Rows in flight.
-    static constexpr u32 AHEAD = 4;
-
     u32 first_;
+    u32 end_;
     u32 quads_;
     float sum_[DEPTH][dtype::Element::VALUES];
 };

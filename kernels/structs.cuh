@@ -9,8 +9,12 @@
 
 // No dispatch, no rank, no position.
 constexpr u32 NONE = 0xffffffff;
-// The receiver reads rows from the sender's staging area.
+// The receiver reads rows from the sender's staging area, and lists from the sender's block.
 constexpr u32 TRANSFER_PULL = 0;
+// The sender writes lists and rows into the receiver's block, and a flag behind each piece of a row.
+constexpr u32 TRANSFER_PUSH = 1;
+// The most pieces into which a row is cut that is pushed.
+constexpr u32 PIECES = 4;
 
 // Byte offsets of the regions of a lane's shared block.
 struct LaneLayout {
@@ -25,9 +29,15 @@ struct LaneLayout {
     u64 scales;
     u64 landing;
     u64 weight_grads;
+    u64 pushed_items;
+    u64 pushed_pairs;
+    u64 arrived;
+    u64 returned;
+    u64 pushed_rows;
+    u64 pushed_scales;
     u64 bytes;
 };
-SAME_LAYOUT(LaneLayout, 96, bytes, 88);
+SAME_LAYOUT(LaneLayout, 144, bytes, 136);
 
 // The sizes that every kernel works with.
 struct Geometry {
@@ -50,10 +60,10 @@ struct Geometry {
     u32 flat;
     u32 flat_width;
     u32 weighted;
-    u32 reserved;
+    u32 push;
     LaneLayout lane;
 };
-SAME_LAYOUT(Geometry, 176, lane, 80);
+SAME_LAYOUT(Geometry, 224, lane, 80);
 
 // What a sender tells each rank in a dispatch.
 struct alignas(16) DispatchHeader {
@@ -64,9 +74,9 @@ struct alignas(16) DispatchHeader {
     u32 pairs;
     u32 pair_base;
     u32 transfer;
-    u32 reserved;
+    u32 pieces;
 };
-SAME_LAYOUT(DispatchHeader, 32, reserved, 28);
+SAME_LAYOUT(DispatchHeader, 32, pieces, 28);
 
 // What a rank tells each rank in a combine, or in the closing round of a step.
 struct alignas(16) CombineHeader {
@@ -133,8 +143,15 @@ SAME_LAYOUT(ExpertHomeEntry, 8, slot, 4);
 struct LaneState {
     u32 epoch;
     u32 arrivals;
+    u64 turn;
+    u32 counted;
+    u32 listed;
+    u32 taken;
+    u32 reduced;
+    u32 placed;
+    u32 silent;
 };
-SAME_LAYOUT(LaneState, 8, arrivals, 4);
+SAME_LAYOUT(LaneState, 40, silent, 36);
 
 // What a rank counts over one step. Lanes may count at the same time; see `StepView`.
 struct StepState {

@@ -130,6 +130,33 @@ class Waiter {
         }
     }
 
+    // Waits until `flag` holds `expected`, whatever it held before. Returns zero, or the fault that ended
+    // the wait. Visibility is as for a word. Whoever waits for many flags looks at each first, and for a
+    // fault only where it has to wait.
+    __device__ __forceinline__ u64 wait_flag(Phase phase, u32 culprit, const u64 *flag,
+                                             u64 expected) const {
+        if (ptx::load_acquire_sys(flag) == expected) {
+            return 0;
+        }
+        u64 spent_ns = 0;
+        u64 last_ns = ptx::global_time_ns();
+        bool counted = true;
+        for (u32 look = 1;; ++look) {
+            if (look % LOOKS_BETWEEN_CONTROL == 0) {
+                if (const u64 fault_held = fault(phase)) {
+                    return fault_held;
+                }
+                if (expired(phase, last_ns, counted, spent_ns)) {
+                    return fail(FaultKind::Timeout, phase, culprit);
+                }
+            }
+            ptx::sleep_ns(PAUSE_NS);
+            if (ptx::load_acquire_sys(flag) == expected) {
+                return 0;
+            }
+        }
+    }
+
     // Stores `value` to a word in memory of a peer, or of this rank. Whoever finds it by a wait sees
     // all that this thread wrote or observed before; a block that signals for its other threads, or
     // for other blocks, has synchronised with them first.

@@ -10,7 +10,7 @@ use graph_ep::ep_context::host::HostOptions;
 use graph_ep::ep_context::rendezvous::ThreadRendezvous;
 use graph_ep::{
     Backend, Deadlines, Error, ExpertParallel, ExpertParallelBuilder, HostBackend, Rank,
-    Rendezvous, ThreadGroup,
+    Rendezvous, ThreadGroup, Transfer,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -46,6 +46,14 @@ pub trait TestBackend: Sized + 'static {
 
     /// The most ranks of a group.
     const MOST_RANKS: usize = 16;
+
+    /// How rows get from rank to rank.
+    const TRANSFER: Transfer = Transfer::Auto;
+
+    /// `builder` with what this backend adds to every group.
+    fn settings(builder: &ExpertParallelBuilder) -> ExpertParallelBuilder {
+        builder.clone().transfer(Self::TRANSFER)
+    }
 
     /// What is missing on this machine that the backend needs; its checks are skipped then.
     fn missing() -> Option<String> {
@@ -119,7 +127,8 @@ impl<T: TestBackend> RankEnv<T> {
         self,
         builder: &ExpertParallelBuilder,
     ) -> Result<ExpertParallel<T::Backend>, Error> {
-        builder.build(T::backend(self.rank(), &self.memory), self.rendezvous)
+        let backend = T::backend(self.rank(), &self.memory);
+        T::settings(builder).build(backend, self.rendezvous)
     }
 }
 
@@ -128,15 +137,22 @@ pub fn patient() -> Deadlines {
     Deadlines::all(PATIENCE)
 }
 
-/// The host backend, its ranks as threads of this process.
+/// The host backend, its ranks as threads of this process, which push their rows unless they `PULL` them.
 #[derive(Clone, Copy, Debug)]
-pub struct HostThreads;
+pub struct HostRanks<const PULL: bool>;
 
-impl TestBackend for HostThreads {
+/// Ranks that push.
+pub type HostThreads = HostRanks<false>;
+
+/// Ranks that pull.
+pub type HostThreadsPull = HostRanks<true>;
+
+impl<const PULL: bool> TestBackend for HostRanks<PULL> {
     type Backend = HostBackend;
     type Rendezvous = ThreadRendezvous;
 
-    const NAME: &'static str = "host, threads";
+    const NAME: &'static str = if PULL { "host, threads that pull" } else { "host, threads" };
+    const TRANSFER: Transfer = if PULL { Transfer::Pull } else { Transfer::Auto };
 
     fn backend(rank: Rank, memory: &MemoryAccount) -> HostBackend {
         let options = HostOptions::new(format!("test rank {}", rank.0));

@@ -2,17 +2,25 @@
 
 use std::sync::OnceLock;
 
-use graph_ep::Rank;
 use graph_ep::ep_context::MemoryAccount;
 use graph_ep::ep_context::cuda::{CudaBackend, CudaOptions, DeviceProperties};
 use graph_ep::ep_context::rendezvous::ThreadRendezvous;
+use graph_ep::{Rank, Transfer};
 
 use crate::backend::{RankEnv, RankResult, TestBackend, threads};
 
 /// The CUDA backend, its ranks as threads of this process, which share out the GPUs that the driver
 /// shows among them.
+///
+/// Where ranks share a GPU they pull, unless they are made to `PUSH`.
 #[derive(Clone, Copy, Debug)]
-pub struct CudaThreads;
+pub struct CudaRanks<const PUSH: bool>;
+
+/// Ranks that push where each has a GPU of its own.
+pub type CudaThreads = CudaRanks<false>;
+
+/// Ranks that push on parts of a GPU too.
+pub type CudaThreadsPush = CudaRanks<true>;
 
 /// The GPUs, or why there are none.
 fn gpus() -> &'static Result<Vec<DeviceProperties>, String> {
@@ -24,11 +32,12 @@ fn gpus() -> &'static Result<Vec<DeviceProperties>, String> {
     })
 }
 
-impl TestBackend for CudaThreads {
+impl<const PUSH: bool> TestBackend for CudaRanks<PUSH> {
     type Backend = CudaBackend;
     type Rendezvous = ThreadRendezvous;
 
-    const NAME: &'static str = "CUDA, threads";
+    const NAME: &'static str = if PUSH { "CUDA, threads that push" } else { "CUDA, threads" };
+    const TRANSFER: Transfer = if PUSH { Transfer::Push } else { Transfer::Auto };
     // A kernel that traps takes the device's context with it, and that of every other test.
     const OPERATIONS_MAY_BREAK: bool = false;
     const PAGE_BYTES: usize = 2 << 20;

@@ -34,9 +34,9 @@ pub mod rig;
 pub mod rows;
 mod suite;
 
-pub use backend::{HostThreads, RankEnv, RankResult, TestBackend};
+pub use backend::{HostThreads, HostThreadsPull, RankEnv, RankResult, TestBackend};
 pub use case::{Case, Order, Skew};
-pub use cuda::CudaThreads;
+pub use cuda::{CudaThreads, CudaThreadsPush};
 pub use outcome::RankRun;
 pub use processes::HostProcesses;
 pub use rig::Rig;

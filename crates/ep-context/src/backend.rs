@@ -176,6 +176,9 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// What kernels of this rank run on.
+    fn processors(&self) -> Processors;
+
     /// How many blocking calls this device handle and its clones have made.
     fn blocking_calls(&self) -> u64;
 
@@ -232,6 +235,16 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
 
     /// The number of operations in the graph, those of loop bodies included.
     fn node_count(&self, executable: &Self::Executable) -> usize;
+}
+
+/// What the kernels of a rank run on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Processors {
+    /// What tells the device from every other of its machine; empty where ranks that use the same
+    /// processors do not get into each other's way.
+    pub device: Vec<u8>,
+    /// How many blocks can have a processor of their own.
+    pub multiprocessors: u32,
 }
 
 /// Memory with a device address.

@@ -29,7 +29,7 @@ pub mod signal;
 pub mod symmetric;
 
 pub use account::MemoryAccount;
-pub use backend::{Backend, BackendError, LaunchShape, Retained, Specialization};
+pub use backend::{Backend, BackendError, LaunchShape, Processors, Retained, Specialization};
 pub use buffer::{Buffer, DeviceSlice};
 pub use context::{EpContext, EpContextBuilder};
 #[cfg(feature = "cuda")]

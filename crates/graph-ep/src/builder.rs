@@ -4,7 +4,7 @@ use ep_context::rendezvous::{Rendezvous, all_or_none};
 use ep_context::{Backend, ContextError, Deadlines, EpContext, Phase, Rank, RowBuffer, RowSet};
 use token_dispatch::{
     DType, DispatchConfig, ExpertMap, Handle, Layout, Payload, RoutingDependence, TokenDispatcher,
-    Weighting, worst_case_rows,
+    Transfer, Weighting, worst_case_rows,
 };
 
 use crate::error::Error;
@@ -50,6 +50,8 @@ pub struct ExpertParallelBuilder {
     first_epoch: u32,
     deadlines: Deadlines,
     memory_limit: Option<u64>,
+    transfer: Transfer,
+    sm_budget: u32,
 }
 
 impl ExpertParallelBuilder {
@@ -75,6 +77,8 @@ impl ExpertParallelBuilder {
             first_epoch: 0,
             deadlines: Deadlines::default(),
             memory_limit: None,
+            transfer: Transfer::Auto,
+            sm_budget: 0,
         }
     }
 
@@ -125,6 +129,20 @@ impl ExpertParallelBuilder {
     #[must_use]
     pub fn backward(mut self, backward: bool) -> Self {
         self.backward = backward;
+        self
+    }
+
+    /// How rows get from rank to rank (default: [`Transfer::Auto`]).
+    #[must_use]
+    pub fn transfer(mut self, transfer: Transfer) -> Self {
+        self.transfer = transfer;
+        self
+    }
+
+    /// The most multiprocessors that an operation uses at a time (default: zero, all of them).
+    #[must_use]
+    pub fn sm_budget(mut self, multiprocessors: u32) -> Self {
+        self.sm_budget = multiprocessors;
         self
     }
 
@@ -315,7 +333,9 @@ impl ExpertParallelBuilder {
             .lanes(self.lanes)
             .routing(self.routing)
             .max_dispatches(self.max_dispatches)
-            .first_epoch(self.first_epoch);
+            .first_epoch(self.first_epoch)
+            .transfer(self.transfer)
+            .sm_budget(self.sm_budget);
         if let Some(slots) = self.expert_slots {
             config = config.expert_slots(slots);
         }

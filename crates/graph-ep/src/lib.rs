@@ -28,7 +28,7 @@ pub use overflow::{
 pub use token_dispatch::{
     Combine, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane, Layout,
     Payload, RoutingDependence, RowShaping, Step, StepMode, StepOptions, StepRecord, TokenCount,
-    TokenDispatcher, TopKIds, Weighting,
+    TokenDispatcher, TopKIds, Transfer, Weighting,
 };
 
 pub use {ep_context, graph_capture, overflow, token_dispatch};

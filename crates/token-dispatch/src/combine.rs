@@ -8,7 +8,7 @@ use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
 use crate::launch;
-use crate::params::{FoldParams, ReduceParams, ReducePushParams};
+use crate::params::{FoldParams, PushCombineParams, ReduceParams, ReducePushParams};
 use crate::step::{Step, StepMode};
 
 /// The arguments of a combine.
@@ -58,11 +58,54 @@ impl<B: Backend> Lane<B> {
         self.check_rows(OP, "length of the expert rows in bytes", &args.expert_rows, limit)?;
         let most = step.tokens_of(self, args.handle.id());
         self.check_rows(OP, "length of the output in bytes", &args.output, most)?;
+        let pushed = step.was_pushed(self, args.handle.id());
         let ordinal = step.close(self, args.handle.id())?;
         let weighted = self.dispatcher().inner.geometry.weighted != 0;
+        if pushed {
+            return self.push_back(step, args, ordinal, most);
+        }
         let parts = PushParts { push: true, release: true, weighted };
         self.reduce_push(step, args.handle, &args.expert_rows, ordinal, parts)?;
         self.reduce(step, args.handle, Some(&args.output), None, ordinal)
+    }
+
+    /// A whole combine in one operation, of at most `tokens` tokens.
+    fn push_back<'a>(
+        &self,
+        step: &Step<'a, B>,
+        args: &Combine<'_, 'a, B>,
+        ordinal: u32,
+        tokens: u32,
+    ) -> Result<(), DispatchError> {
+        let inner = &self.dispatcher().inner;
+        let shape = launch::push_combine(&inner.geometry, tokens, inner.blocks);
+        let params = PushCombineParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: args.handle.params(),
+            state: inner.shared.state.address(),
+            peer_required: inner.shared.peer_required.address(),
+            expert_rows: args.expert_rows.address(),
+            output: args.output.address(),
+            ordinal,
+            weighted: inner.geometry.weighted,
+            senders: shape.senders,
+            pieces: shape.pieces,
+        };
+        // SAFETY: 1. addresses lie in the arguments, the lane, the handle or the dispatcher, which are
+        // retained; the window keeps rows below the limit that was checked, and the output has a row
+        // for each token. 2. Landing slots are this rank's by the sender's lists, ordered by the
+        // lane's signals and flags.
+        Ok(unsafe {
+            step.queue().launch::<kernels::PushCombine>(
+                &inner.kernels.push_combine,
+                shape.launch,
+                &params,
+                &[&args.expert_rows, &args.output],
+                &self.keep(args.handle),
+            )
+        }?)
     }
 
     /// Queues the expert rank's half.

@@ -5,6 +5,8 @@ use ep_context::Rank;
 use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::ExpertMap;
+use crate::kernels::MOST_RANKS;
+use crate::launch;
 
 /// Whether the routing of a dispatch depends on what earlier dispatches of the step gave out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +46,22 @@ pub enum Layout {
     Flat,
 }
 
+/// How rows get from rank to rank in steps in which the host waits for nothing. Every way gives the same
+/// bits. Eager steps, rounds and backward passes pull, and so does what
+/// [`DispatchConfig::can_push`] refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transfer {
+    /// Push, unless ranks share a device.
+    Auto,
+    /// A receiver reads rows from its peers. Several operations, of which those that wait hold a
+    /// single block, so that ranks can share a device.
+    Pull,
+    /// A sender writes rows to its peers, in one operation with what a receiver does. Lanes have room for
+    /// a row of every token of every other rank. Ranks that share a device take equal parts of its
+    /// multiprocessors.
+    Push,
+}
+
 /// Who multiplies by the routing weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Weighting {
@@ -72,6 +90,8 @@ pub struct DispatchConfig {
     pub(crate) max_dispatches: usize,
     pub(crate) record_ring: usize,
     pub(crate) first_epoch: u32,
+    pub(crate) transfer: Transfer,
+    pub(crate) sm_budget: u32,
 }
 
 /// The largest values that the index arithmetic of a step is built for.
@@ -108,6 +128,8 @@ impl DispatchConfig {
                 max_dispatches: 256,
                 record_ring: 64,
                 first_epoch: 0,
+                transfer: Transfer::Auto,
+                sm_budget: 0,
             },
         }
     }
@@ -188,6 +210,28 @@ impl DispatchConfig {
         self.hidden * self.dtype.bytes()
     }
 
+    /// How rows get from rank to rank.
+    pub fn transfer(&self) -> Transfer {
+        self.transfer
+    }
+
+    /// The most multiprocessors that an operation uses; zero for all.
+    pub fn sm_budget(&self) -> u32 {
+        self.sm_budget
+    }
+
+    /// Whether rows can be pushed, and lanes have room for that: at most 32 ranks and experts of a token,
+    /// lists whose counts fit in shared memory (4096 experts and ranks, in all), rows that are not
+    /// quantised on the way.
+    pub fn can_push(&self) -> bool {
+        let ranks = self.experts.ranks();
+        self.transfer != Transfer::Pull
+            && ranks <= MOST_RANKS
+            && self.top_k <= MOST_RANKS
+            && ranks * (self.most_slots() as usize + 2) <= launch::MOST_PUSH_COLUMNS
+            && self.payload != Payload::Fp8
+    }
+
     /// Local experts that the flat layout names beside each row of a rank that holds
     /// `local_experts`.
     pub fn flat_width(&self, local_experts: usize) -> usize {
@@ -222,6 +266,7 @@ impl DispatchConfig {
             ("lanes", self.lanes.to_string()),
             ("routing", format!("{:?}", self.routing)),
             ("first_epoch", self.first_epoch.to_string()),
+            ("transfer", format!("{:?}", self.transfer)),
         ]
     }
 }
@@ -320,6 +365,22 @@ impl DispatchConfigBuilder {
     #[must_use]
     pub fn first_epoch(mut self, epoch: u32) -> Self {
         self.config.first_epoch = epoch;
+        self
+    }
+
+    /// How rows get from rank to rank (default: [`Transfer::Auto`]).
+    #[must_use]
+    pub fn transfer(mut self, transfer: Transfer) -> Self {
+        self.config.transfer = transfer;
+        self
+    }
+
+    /// The most multiprocessors that an operation uses at a time, so that the rest is left to other work
+    /// (default: zero, which is all of them). May differ between ranks. The host backend does not look
+    /// at it.
+    #[must_use]
+    pub fn sm_budget(mut self, multiprocessors: u32) -> Self {
+        self.config.sm_budget = multiprocessors;
         self
     }
 

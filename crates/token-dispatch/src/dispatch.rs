@@ -9,7 +9,9 @@ use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
 use crate::launch;
-use crate::params::{CountParams, GatherParams, RouteParams, WindowParams, WindowState};
+use crate::params::{
+    CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams, WindowState,
+};
 use crate::step::{Step, StepMode};
 
 /// Expert ids of tokens.
@@ -126,6 +128,9 @@ impl<B: Backend> Lane<B> {
                         .to_owned(),
             });
         }
+        if self.dispatcher().inner.pushes && step.options().mode == StepMode::Static {
+            return self.push(step, args);
+        }
         let ordinal = self.send(step, args)?;
         self.count(step, args.handle, ordinal, None)?;
         if let StepMode::Eager { max_rows } = step.options().mode {
@@ -141,13 +146,90 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Dispatch<'_, 'a, B>,
     ) -> Result<u32, DispatchError> {
+        let ordinal = self.open(step, args)?;
+        self.route(step, args, ordinal)?;
+        Ok(ordinal)
+    }
+
+    /// Checks the arguments and takes a place in the step.
+    fn open<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+    ) -> Result<u32, DispatchError> {
         let (most, word) = args.most_tokens();
         self.check_dispatch(args, most, word)?;
         let tokens = most as u32;
         args.handle.set_most_tokens(tokens);
-        let ordinal = step.open(self, args.handle, tokens)?;
-        self.route(step, args, ordinal)?;
-        Ok(ordinal)
+        step.open(self, args.handle, tokens)
+    }
+
+    /// A whole dispatch in one operation.
+    fn push<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        let ordinal = self.open(step, args)?;
+        step.note_pushed();
+        let inner = &self.dispatcher().inner;
+        let (most, word) = args.most_tokens();
+        let (expert_counts, rank_counts) = self.scratch();
+        let capacity = args.handle.rows().capacity_word();
+        let shape = launch::push_dispatch(&inner.geometry, most as u32, inner.blocks);
+        let params = PushDispatchParams {
+            geometry: inner.geometry,
+            wait: self.dispatcher().wait_params(),
+            lane: self.params(),
+            handle: args.handle.params(),
+            state: inner.shared.state.address(),
+            homes: inner.shared.homes.address(),
+            topk_ids: args.topk_ids.slice().address(),
+            topk_weights: args.topk_weights.as_ref().map_or(0, DeviceSlice::address),
+            tokens: args.tokens.address(),
+            scales: args.scales.as_ref().map_or(0, DeviceSlice::address),
+            num_tokens_word: word.map_or(0, DeviceSlice::address),
+            expert_counts,
+            rank_counts,
+            block_counts: self.block_counts(),
+            required_by_dispatch: inner.shared.required_by_dispatch.address(),
+            capacity: capacity.address(),
+            rows: args.rows.address(),
+            received_scales: args.received_scales.map_or(0, RowBuffer::address),
+            condition: 0,
+            num_tokens: most as u32,
+            id_bytes: args.topk_ids.id_bytes() as u32,
+            ordinal,
+            dependent: self.dependent(),
+            row_limit: step.row_limit(args.handle.rows()),
+            max_dispatches: inner.config.max_dispatches as u32,
+            budgeted: u32::from(step.options().mode == StepMode::Static),
+            last: 1,
+            listers: shape.listers,
+            senders: shape.senders,
+            pieces: shape.pieces,
+            reserved: 0,
+        };
+        let (rows, scales) = (args.rows.slice(), args.received_scales.map(RowBuffer::slice));
+        let mut uses: SmallVec<[&DeviceSlice<'a, B>; 8]> = SmallVec::new();
+        uses.extend([&args.tokens, args.topk_ids.slice(), &capacity, &rows]);
+        uses.extend(args.topk_weights.as_ref());
+        uses.extend(args.scales.as_ref());
+        uses.extend(word);
+        uses.extend(scales.as_ref());
+        // SAFETY: 1. addresses lie in `uses`, in the lane, the handle or the dispatcher, which are
+        // retained; lengths were checked, and the window keeps rows below the capacity, for which
+        // every buffer of the set is mapped. 2. The pair is this step's alone, and peers are ordered
+        // by the lane's signals and flags.
+        Ok(unsafe {
+            step.queue().launch::<kernels::PushDispatch>(
+                &inner.kernels.push_dispatch,
+                shape.launch,
+                &params,
+                &uses,
+                &self.keep(args.handle),
+            )
+        }?)
     }
 
     fn route<'a>(

@@ -13,7 +13,7 @@ use ep_context::{
 };
 use smallvec::SmallVec;
 
-use crate::config::DispatchConfig;
+use crate::config::{DispatchConfig, Transfer};
 use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::{ExpertHome, ExpertMap};
@@ -42,6 +42,10 @@ pub(crate) struct Inner<B: Backend> {
     pub(crate) kernels: Kernels<B>,
     pub(crate) shared: Arc<SharedMemory<B>>,
     pub(crate) lanes: Vec<Arc<LaneMemory<B>>>,
+    /// Whether static steps push.
+    pub(crate) pushes: bool,
+    /// The most blocks of a kernel that fills multiprocessors.
+    pub(crate) blocks: u32,
     steps: AtomicU32,
     id: u64,
 }
@@ -64,6 +68,8 @@ pub(crate) struct Kernels<B: Backend> {
     pub(crate) count: B::Loaded<kernels::Count>,
     pub(crate) window: B::Loaded<kernels::Window>,
     pub(crate) gather: B::Loaded<kernels::Gather>,
+    pub(crate) push_dispatch: B::Loaded<kernels::PushDispatch>,
+    pub(crate) push_combine: B::Loaded<kernels::PushCombine>,
     pub(crate) reduce_push: B::Loaded<kernels::ReducePush>,
     pub(crate) reduce: B::Loaded<kernels::Reduce>,
     pub(crate) acknowledge: B::Loaded<kernels::Acknowledge>,
@@ -94,6 +100,8 @@ pub fn device_kernels() -> Vec<KernelSource> {
         kernels::Count::SOURCE,
         kernels::Window::SOURCE,
         kernels::Gather::SOURCE,
+        kernels::PushDispatch::SOURCE,
+        kernels::PushCombine::SOURCE,
         kernels::ReducePush::SOURCE,
         kernels::Reduce::SOURCE,
         kernels::Acknowledge::SOURCE,
@@ -126,6 +134,8 @@ impl<B: Backend> Kernels<B> {
             count: load::<B, _>(backend, &constants)?,
             window: load::<B, _>(backend, &constants)?,
             gather: load::<B, _>(backend, &constants)?,
+            push_dispatch: load::<B, _>(backend, &constants)?,
+            push_combine: load::<B, _>(backend, &constants)?,
             reduce_push: load::<B, _>(backend, &constants)?,
             reduce: load::<B, _>(backend, &constants)?,
             acknowledge: load::<B, _>(backend, &constants)?,
@@ -160,6 +170,7 @@ impl<B: Backend> TokenDispatcher<B> {
             });
         }
         let geometry = Geometry::new(&config, rank, world);
+        let share = device_share(context)?;
         let stream = context.stream("set-up")?;
         let queue = Queue::direct(context.backend(), &stream);
         let deadline = context.deadlines().of(Phase::Setup);
@@ -173,6 +184,9 @@ impl<B: Backend> TokenDispatcher<B> {
         // Nobody signals a lane before its owner has set its words.
         let ready = context.backend().synchronize(&stream);
         all_or_none(context.rendezvous(), "lanes", ready, deadline).map_err(ContextError::from)?;
+        let pushes = geometry.push != 0 && (share.ranks == 1 || config.transfer == Transfer::Push);
+        let most = (share.multiprocessors / share.ranks).max(1);
+        let blocks = if config.sm_budget == 0 { most } else { config.sm_budget.min(most) };
         Ok(Self {
             inner: Arc::new(Inner {
                 context: context.clone(),
@@ -181,6 +195,8 @@ impl<B: Backend> TokenDispatcher<B> {
                 kernels,
                 shared: Arc::new(shared),
                 lanes,
+                pushes,
+                blocks,
                 steps: AtomicU32::new(0),
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             }),
@@ -195,6 +211,12 @@ impl<B: Backend> TokenDispatcher<B> {
     /// The configuration.
     pub fn config(&self) -> &DispatchConfig {
         &self.inner.config
+    }
+
+    /// Whether steps in which the host waits for nothing push their rows; see
+    /// [`Transfer`](crate::Transfer).
+    pub fn pushes(&self) -> bool {
+        self.inner.pushes
     }
 
     /// Expert slots of this rank.
@@ -389,6 +411,28 @@ impl<B: Backend> TokenDispatcher<B> {
             )
         }?)
     }
+}
+
+/// What of a device a rank has.
+struct DeviceShare {
+    /// Multiprocessors of the device.
+    multiprocessors: u32,
+    /// Ranks that use it: the most that use any device, so that all ranks come to the same conclusions.
+    ranks: u32,
+}
+
+/// Finds out which ranks share a device. Collective.
+fn device_share<B: Backend>(context: &EpContext<B>) -> Result<DeviceShare, DispatchError> {
+    let processors = context.backend().processors();
+    let deadline = context.deadlines().of(Phase::Setup);
+    let devices = context
+        .rendezvous()
+        .all_gather("devices", &processors.device, deadline)
+        .map_err(ContextError::from)?;
+    let same = |device: &Vec<u8>| devices.iter().filter(|other| *other == device).count() as u32;
+    // A device without a name is nobody else's.
+    let ranks = devices.iter().filter(|device| !device.is_empty()).map(same).max().unwrap_or(1);
+    Ok(DeviceShare { multiprocessors: processors.multiprocessors, ranks })
 }
 
 impl<B: Backend> SharedMemory<B> {

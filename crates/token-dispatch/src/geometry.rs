@@ -15,7 +15,19 @@
 //! | landing | row | tokens × fan-out | the rank that a slot was addressed to |
 //! | gradients of weights | f32 | tokens × top-k | the rank of the expert |
 //!
-//! *Fan-out* is the most ranks that a token can be sent to: min(top-k, ranks).
+//! and, where rows are pushed,
+//!
+//! | region | element | count | written by |
+//! |---|---|---|---|
+//! | pushed items | [`Item`] | ranks × tokens | the peer of that index |
+//! | pushed pairs | [`Pair`] | ranks × tokens × pair width | the peer of that index |
+//! | arrived | u64 | ranks × tokens × [`PIECES`] | the peer of that index |
+//! | returned | u64 | tokens × fan-out × [`PIECES`] | the rank that a slot was addressed to |
+//! | pushed rows | row | (ranks − 1) × tokens | the peer of that index, itself left out |
+//! | pushed scales | row of scales | (ranks − 1) × tokens | the same |
+//!
+//! *Fan-out* is the most ranks that a token can be sent to: min(top-k, ranks). *Pair width* is the most
+//! experts of one rank that a token can name: min(top-k, expert slots).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -64,8 +76,8 @@ pub struct Geometry {
     pub flat_width: u32,
     /// Nonzero: combine multiplies by the weights.
     pub weighted: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Nonzero: lanes have room for rows that are pushed.
+    pub push: u32,
     /// Where the regions of a lane's shared block start.
     pub lane: LaneLayout,
 }
@@ -96,9 +108,24 @@ pub struct LaneLayout {
     pub landing: u64,
     /// Gradients of the weights that peers return.
     pub weight_grads: u64,
+    /// Where rows are pushed: the items that each peer has for this rank.
+    pub pushed_items: u64,
+    /// The experts of each of them.
+    pub pushed_pairs: u64,
+    /// A flag for each piece of each peer's tokens.
+    pub arrived: u64,
+    /// A flag for each piece of each landing slot.
+    pub returned: u64,
+    /// Token rows of every other rank.
+    pub pushed_rows: u64,
+    /// Their rows of scales.
+    pub pushed_scales: u64,
     /// The length of the whole.
     pub bytes: u64,
 }
+
+/// The most pieces into which a row is cut that is pushed.
+pub(crate) const PIECES: usize = 4;
 
 /// Regions start at a multiple of this many bytes, so that peers never share a cache line of another
 /// region.
@@ -107,6 +134,7 @@ const REGION_ALIGNMENT: u64 = 256;
 impl Geometry {
     /// The sizes for `rank` of a configuration over `world` ranks.
     pub(crate) fn new(config: &DispatchConfig, rank: ep_context::Rank, world: usize) -> Self {
+        let push = config.can_push();
         let fanout = config.top_k.min(world);
         let slots = config.most_slots() as usize;
         Self {
@@ -129,14 +157,14 @@ impl Geometry {
             flat: u32::from(config.layout == Layout::Flat),
             flat_width: config.flat_width(config.slots_of(rank) as usize) as u32,
             weighted: u32::from(config.weighting == Weighting::Combine),
-            reserved: 0,
-            lane: LaneLayout::new(world, slots, config, fanout),
+            push: u32::from(push),
+            lane: LaneLayout::new(world, slots, config, fanout, push),
         }
     }
 }
 
 impl LaneLayout {
-    fn new(world: usize, slots: usize, config: &DispatchConfig, fanout: usize) -> Self {
+    fn new(world: usize, slots: usize, config: &DispatchConfig, fanout: usize, push: bool) -> Self {
         let mut end = 0u64;
         let mut region = |element: usize, count: usize| {
             let start = end;
@@ -145,6 +173,7 @@ impl LaneLayout {
         };
         let (tokens, top_k) = (config.max_tokens, config.top_k);
         let grads = if config.backward { tokens * top_k } else { 0 };
+        let pushed = if push { tokens } else { 0 };
         let layout = Self {
             dispatch_words: region(size_of::<u32>(), world),
             combine_words: region(size_of::<u32>(), world),
@@ -157,6 +186,12 @@ impl LaneLayout {
             scales: region(config.scale_bytes(), tokens),
             landing: region(config.sum_bytes(), tokens * fanout),
             weight_grads: region(size_of::<f32>(), grads),
+            pushed_items: region(size_of::<Item>(), world * pushed),
+            pushed_pairs: region(size_of::<Pair>(), world * pushed * top_k.min(slots)),
+            arrived: region(size_of::<u64>(), world * pushed * PIECES),
+            returned: region(size_of::<u64>(), pushed * fanout * PIECES),
+            pushed_rows: region(config.row_bytes(), (world - 1) * pushed),
+            pushed_scales: region(config.scale_bytes(), (world - 1) * pushed),
             bytes: 0,
         };
         Self { bytes: end, ..layout }

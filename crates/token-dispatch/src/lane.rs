@@ -15,6 +15,7 @@ use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
 use crate::geometry::Geometry;
 use crate::handle::Handle;
+use crate::launch;
 use crate::params::{LaneParams, LaneState};
 
 /// Room for one open dispatch–combine pair. A clone is the same lane.
@@ -30,6 +31,7 @@ pub(crate) struct LaneMemory<B: Backend> {
     state: Buffer<B>,
     expert_counts: Buffer<B>,
     rank_counts: Buffer<B>,
+    block_counts: Option<Buffer<B>>,
 }
 
 impl<B: Backend> LaneMemory<B> {
@@ -49,8 +51,12 @@ impl<B: Backend> LaneMemory<B> {
                 expert_counts: context
                     .allocate("expert counts", 4 * world * geometry.slots as usize)?,
                 rank_counts: context.allocate("rank counts", 8 * world)?,
+                block_counts: match block_count_bytes(geometry) {
+                    0 => None,
+                    bytes => Some(context.allocate("block counts", bytes)?),
+                },
             };
-            let state = LaneState { epoch: config.first_epoch, arrivals: 0 };
+            let state = LaneState { epoch: config.first_epoch, ..bytemuck::Zeroable::zeroed() };
             let words = vec![config.first_epoch; world];
             // SAFETY: this rank has just allocated all of it, and peers signal only after the round
             // that ends the set-up of a dispatcher. The two groups of words lie in its own block.
@@ -69,6 +75,12 @@ impl<B: Backend> LaneMemory<B> {
         let memory = all_or_none(context.rendezvous(), "lane memory", local, deadline);
         Ok(memory.map_err(ContextError::from)?)
     }
+}
+
+/// Bytes of what the blocks count that build lists beside others.
+pub(crate) fn block_count_bytes(g: &Geometry) -> usize {
+    let columns = (g.world * g.slots + 2 * g.world) as usize;
+    if g.push == 0 { 0 } else { size_of::<u32>() * launch::MOST_LISTERS as usize * columns }
 }
 
 impl<B: Backend> Lane<B> {
@@ -118,6 +130,11 @@ impl<B: Backend> Lane<B> {
     /// Scratch of the route: pairs of each expert slot of each rank, items and pairs of each rank.
     pub(crate) fn scratch(&self) -> (u64, u64) {
         (self.memory.expert_counts.address(), self.memory.rank_counts.address())
+    }
+
+    /// Scratch of a route that several blocks do; zero where none does.
+    pub(crate) fn block_counts(&self) -> u64 {
+        self.memory.block_counts.as_ref().map_or(0, Buffer::address)
     }
 
     pub(crate) fn params(&self) -> LaneParams {

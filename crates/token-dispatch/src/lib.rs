@@ -24,7 +24,7 @@ pub mod step;
 pub use backward::{CombineBackward, DispatchBackward, RoundsBackward};
 pub use combine::Combine;
 pub use config::{
-    DispatchConfig, DispatchConfigBuilder, Layout, Payload, RoutingDependence, Weighting,
+    DispatchConfig, DispatchConfigBuilder, Layout, Payload, RoutingDependence, Transfer, Weighting,
 };
 pub use dispatch::{Dispatch, TokenCount, TopKIds};
 pub use dispatcher::TokenDispatcher;

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::config::{DispatchConfig, Layout, Weighting};
 use crate::geometry::Geometry;
 use crate::handle::handle_bytes;
+use crate::lane::block_count_bytes;
 use crate::params::{ExpertHomeEntry, LaneState, RowRef, StepState, WindowItem};
 
 /// Bytes of a receive row that each handle adds to its row set on a rank that holds `local_experts`
@@ -45,10 +46,16 @@ pub fn fixed_memory(
         ("step counters", size_of::<StepState>() + 4 * world + 4 * config.max_dispatches),
         ("lanes: signals and lists", lanes * lane.staging as usize),
         ("lanes: staging", lanes * (lane.landing - lane.staging) as usize),
-        ("lanes: landing", lanes * (lane.bytes - lane.landing) as usize),
+        ("lanes: landing", lanes * (lane.pushed_items - lane.landing) as usize),
+        ("lanes: pushed rows and lists", lanes * (lane.bytes - lane.pushed_items) as usize),
         (
             "lanes: tables and scratch",
-            lanes * (8 * world + size_of::<LaneState>() + 4 * world * slots + 8 * world),
+            lanes
+                * (8 * world
+                    + size_of::<LaneState>()
+                    + 4 * world * slots
+                    + 8 * world
+                    + block_count_bytes(&geometry)),
         ),
         ("handle", handle_bytes(&geometry)),
         ("capacity word", size_of::<u32>()),

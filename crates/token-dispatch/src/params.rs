@@ -24,14 +24,17 @@ pub struct DispatchHeader {
     pub pairs: u32,
     /// The first of them in the sender's list.
     pub pair_base: u32,
-    /// How rows travel; see [`TRANSFER_PULL`].
+    /// How rows travel: [`TRANSFER_PULL`] or [`TRANSFER_PUSH`].
     pub transfer: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Into how many pieces a row is cut, each with a flag of its own, where rows are pushed.
+    pub pieces: u32,
 }
 
-/// The receiver reads rows from the sender's staging area.
+/// The receiver reads rows from the sender's staging area, and lists from the sender's block.
 pub const TRANSFER_PULL: u32 = 0;
+
+/// The sender writes lists and rows into the receiver's block, and a flag behind each piece of a row.
+pub const TRANSFER_PUSH: u32 = 1;
 
 /// What a rank tells each rank in a combine, or in the closing round of a step.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -139,6 +142,21 @@ pub struct LaneState {
     /// Blocks of the running operation that have done their part; zero between operations. Only a
     /// device with more than one block counts.
     pub arrivals: u32,
+    /// Pushed dispatches on this lane. It is what flags hold, and wide enough never to come round, so
+    /// that a flag which nobody has used for long cannot be taken for one of now.
+    pub turn: u64,
+    /// Blocks that have counted their tokens; zero between operations.
+    pub counted: u32,
+    /// Blocks that have written their part of the lists; zero between operations.
+    pub listed: u32,
+    /// Pieces of received rows that somebody sees to; zero between operations.
+    pub taken: u32,
+    /// Pieces of the other kind of work; zero between operations.
+    pub reduced: u32,
+    /// The epoch whose window is laid out.
+    pub placed: u32,
+    /// Nonzero: the running dispatch sends nothing.
+    pub silent: u32,
 }
 
 /// What a rank counts over one step. In private device memory; reset when a step begins.
@@ -302,6 +320,104 @@ pub struct RouteParams {
     pub ordinal: u32,
     /// Nonzero: nothing behind an over-budget dispatch of the step moves rows.
     pub dependent: u32,
+}
+
+/// Parameters of a dispatch that pushes: of both halves, since one kernel does them.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct PushDispatchParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait and signal.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// `[experts]` [`ExpertHomeEntry`].
+    pub homes: u64,
+    /// `[tokens, top_k]` expert ids.
+    pub topk_ids: u64,
+    /// `[tokens, top_k]` f32 weights; zero: every weight is 1.
+    pub topk_weights: u64,
+    /// `[tokens]` rows.
+    pub tokens: u64,
+    /// `[tokens]` rows of scales; zero if there are none.
+    pub scales: u64,
+    /// A u32 with the number of tokens; zero: `num_tokens` holds.
+    pub num_tokens_word: u64,
+    /// Scratch: `[ranks, slots]` u32.
+    pub expert_counts: u64,
+    /// Scratch: `[ranks, 2]` u32.
+    pub rank_counts: u64,
+    /// Scratch: for each block that lists, `[ranks, slots]` and `[ranks, 2]` u32.
+    pub block_counts: u64,
+    /// A u32 for each dispatch: what it required here.
+    pub required_by_dispatch: u64,
+    /// The capacity in rows: u32.
+    pub capacity: u64,
+    /// The receive buffer: `[capacity]` rows.
+    pub rows: u64,
+    /// The receive buffer of scales: `[capacity]` rows of them; zero if there are none.
+    pub received_scales: u64,
+    /// The condition of a loop: zero, since there is none.
+    pub condition: u64,
+    /// The number of tokens, or the most that the word may hold.
+    pub num_tokens: u32,
+    /// Bytes of an expert id: 4 or 8.
+    pub id_bytes: u32,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Nonzero: nothing behind an over-budget dispatch of the step moves rows.
+    pub dependent: u32,
+    /// The most rows that what is behind this dispatch was shaped for.
+    pub row_limit: u32,
+    /// How many requirements are kept.
+    pub max_dispatches: u32,
+    /// Nonzero: requiring more than the capacity is an overflow.
+    pub budgeted: u32,
+    /// Nonzero: what the window leaves is dropped.
+    pub last: u32,
+    /// Blocks that build lists, from the first.
+    pub listers: u32,
+    /// Blocks behind them that send before they receive.
+    pub senders: u32,
+    /// Pieces of a row.
+    pub pieces: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of a combine after such a dispatch: of both halves.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct PushCombineParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait and signal.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`].
+    pub state: u64,
+    /// A u32 for each rank: what it said that it required.
+    pub peer_required: u64,
+    /// Expert outputs: `[capacity]` rows.
+    pub expert_rows: u64,
+    /// `[tokens]` rows.
+    pub output: u64,
+    /// The place of the dispatch among those of the step.
+    pub ordinal: u32,
+    /// Nonzero: multiply by the weights.
+    pub weighted: u32,
+    /// Blocks that push before they add up, from the first.
+    pub senders: u32,
+    /// Pieces of a row.
+    pub pieces: u32,
 }
 
 /// Parameters of the kernel that waits for the tokens of all ranks and counts them.

@@ -119,6 +119,8 @@ pub(crate) struct OpenPair<B: Backend> {
     pub(crate) ordinal: u32,
     /// The most tokens that the handle's dispatch sends.
     pub(crate) tokens: u32,
+    /// Whether its rows were pushed.
+    pub(crate) pushed: bool,
 }
 
 /// What a finished step used.
@@ -327,12 +329,31 @@ impl<'a, B: Backend> Step<'a, B> {
         self.claim_dispatch(lane, handle)?;
         let ordinal = self.ordinal;
         self.ordinal += 1;
-        self.open.push(OpenPair { lane: lane.clone(), handle: handle.id(), ordinal, tokens });
+        self.open.push(OpenPair {
+            lane: lane.clone(),
+            handle: handle.id(),
+            ordinal,
+            tokens,
+            pushed: false,
+        });
         let rows = handle.rows();
         if !self.shapes.iter().any(|(set, _)| set.id() == rows.id()) {
             self.shapes.push((rows.clone(), rows.recording_shape()));
         }
         Ok(ordinal)
+    }
+
+    /// Notes that the dispatch that was opened last pushes its rows.
+    pub(crate) fn note_pushed(&mut self) {
+        if let Some(pair) = self.open.last_mut() {
+            pair.pushed = true;
+        }
+    }
+
+    /// Whether the dispatch that is open on `lane` with `handle` pushed its rows.
+    pub(crate) fn was_pushed(&self, lane: &Lane<B>, handle: u64) -> bool {
+        let mut pairs = self.open.iter();
+        pairs.any(|pair| pair.lane.index() == lane.index() && pair.handle == handle && pair.pushed)
     }
 
     /// The place of the dispatch that `handle` was filled by on `lane`, which its combine closes.

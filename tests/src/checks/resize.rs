@@ -60,6 +60,7 @@ pub fn a_resized_group_holds_what_is_reported<T: TestBackend>() {
         let (rank, account) = (group.context().rank(), group.context().account().clone());
         let of = |tokens| {
             let builder = Case { tokens: vec![tokens; 3], ..case.clone() }.builder(rank);
+            let builder = T::settings(&builder);
             builder.memory_report(rank, 3).expect("in range").budget_bytes()
         };
         let before = builder.memory_report(rank, 3).expect("in range").budget_bytes();
@@ -77,7 +78,7 @@ fn built<T: TestBackend>(
     env: RankEnv<T>,
     case: &Case,
 ) -> (ExpertParallel<T::Backend>, ExpertParallelBuilder) {
-    let builder = case.builder(env.rank());
+    let builder = T::settings(&case.builder(env.rank()));
     (env.build(&builder).expect("the group is built"), builder)
 }
 

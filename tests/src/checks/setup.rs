@@ -107,7 +107,7 @@ pub fn the_memory_report_is_what_is_charged<T: TestBackend>() {
         Case { dtype: DType::Fp32, ..Case::new(3) }.capacity(52),
     ] {
         T::on_ranks(3, |env| {
-            let (rank, builder) = (env.rank(), case.builder(env.rank()));
+            let (rank, builder) = (env.rank(), T::settings(&case.builder(env.rank())));
             let report = builder.memory_report(rank, 3).expect("settings in range");
             let group = env.build(&builder).expect("there is no limit");
             let account = group.context().account();
@@ -133,7 +133,7 @@ pub fn a_memory_limit_is_held_to_the_report<T: TestBackend>() {
         builder.memory_report(rank, 2).expect("settings in range").budget_bytes()
     };
     T::on_ranks(2, |env| {
-        let builder = case.builder(env.rank());
+        let builder = T::settings(&case.builder(env.rank()));
         let limit = needed(&builder, env.rank()) - 1;
         match env.build(&builder.memory_limit(Some(limit))) {
             Err(Error::MemoryLimit { needed: told, limit: kept, capacity_rows }) => {
@@ -144,7 +144,7 @@ pub fn a_memory_limit_is_held_to_the_report<T: TestBackend>() {
         }
     });
     T::on_ranks(2, |env| {
-        let builder = case.builder(env.rank());
+        let builder = T::settings(&case.builder(env.rank()));
         let limit = needed(&builder, env.rank());
         let group = env.build(&builder.memory_limit(Some(limit))).expect("it is enough");
         assert_eq!(group.context().account().used(), limit);

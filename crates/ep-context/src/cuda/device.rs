@@ -46,6 +46,8 @@ pub struct DeviceProperties {
     pub name: String,
     /// Its compute capability, major and minor.
     pub capability: (u32, u32),
+    /// Its place on the machine: PCI domain, bus and device, of 16 bits each, from the highest.
+    pub place: u64,
     /// Its multiprocessors.
     pub multiprocessors: u32,
     /// Its memory in bytes.
@@ -79,6 +81,13 @@ impl DeviceProperties {
                 number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
                 number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
             ),
+            place: [
+                A::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
+                A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+                A::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
+            ]
+            .into_iter()
+            .fold(0, |place, which| place << 16 | u64::from(number(which) & 0xffff)),
             multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
             memory: memory as u64,
             shared_bytes_per_block: number(

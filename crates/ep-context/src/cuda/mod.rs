@@ -50,7 +50,7 @@ use cudarc::driver::sys;
 
 use crate::account::MemoryAccount;
 use crate::backend::{
-    Backend, BackendError, Condition, LaunchShape, Retained, Specialization, Update,
+    Backend, BackendError, Condition, LaunchShape, Processors, Retained, Specialization, Update,
 };
 use crate::kernel::Kernel;
 
@@ -336,6 +336,11 @@ impl Backend for CudaBackend {
 
     fn check(&self, stream: &CudaStream) -> Result<(), BackendError> {
         stream.check()
+    }
+
+    fn processors(&self) -> Processors {
+        let DeviceProperties { place, multiprocessors, .. } = *self.properties();
+        Processors { device: place.to_le_bytes().to_vec(), multiprocessors }
     }
 
     fn blocking_calls(&self) -> u64 {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::account::MemoryAccount;
 use crate::backend::{
-    Backend, BackendError, Condition, LaunchShape, Retained, Specialization, Update,
+    Backend, BackendError, Condition, LaunchShape, Processors, Retained, Specialization, Update,
 };
 use crate::kernel::Kernel;
 
@@ -268,6 +268,13 @@ impl Backend for HostBackend {
 
     fn check(&self, stream: &HostStream) -> Result<(), BackendError> {
         stream.check()
+    }
+
+    fn processors(&self) -> Processors {
+        // Threads of all ranks take turns on the processors of the machine.
+        let multiprocessors = std::thread::available_parallelism()
+            .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
+        Processors { device: Vec::new(), multiprocessors }
     }
 
     fn blocking_calls(&self) -> u64 {

@@ -22,6 +22,8 @@ pub trait Word32: Debug {
 pub trait Word64: Debug {
     /// As [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;
+    /// As [`AtomicU64::store`].
+    fn store(&self, value: u64, order: Ordering);
     /// Stores `value` if the word is zero. Returns what the word holds afterwards: `value`, or
     /// what was stored first. Acquires in either case and releases when it stores.
     fn set_once(&self, value: u64) -> u64;
@@ -78,6 +80,10 @@ impl Word32 for AtomicU32 {
 impl Word64 for AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
         AtomicU64::load(self, order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicU64::store(self, value, order);
     }
 
     fn set_once(&self, value: u64) -> u64 {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::atomics::Std;
 use super::params::{AttentionBlock, ControlBlock, WaitParams};
-use super::wait::{self, Clock, Words};
+use super::wait::{self, Clock, Value, Words};
 use crate::Rank;
 use crate::fault::{Fault, Phase};
 
@@ -64,7 +64,32 @@ impl HostWaiter {
     ) -> Result<(), Fault> {
         // SAFETY: The caller vouches for the address; the reference ends with this call.
         let word = unsafe { AtomicU32::from_ptr(pointer(word)) };
-        wait::wait(&self.words, &mut Clock::default(), phase, culprit, word, expected)
+        let value = Value::Word(word, expected);
+        wait::wait(&self.words, &mut Clock::default(), phase, culprit, value)
+    }
+
+    /// Waits until the flag at `flag` holds `expected`, whatever it held before; as
+    /// [`HostWaiter::wait`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// The fault that ended the wait.
+    ///
+    /// # Safety
+    ///
+    /// `flag` is the address of an aligned `u64` that stays mapped during the call and is accessed by
+    /// atomic operations only.
+    pub unsafe fn wait_flag(
+        &self,
+        phase: Phase,
+        culprit: Rank,
+        flag: u64,
+        expected: u64,
+    ) -> Result<(), Fault> {
+        // SAFETY: The caller vouches for the address; the reference ends with this call.
+        let flag = unsafe { AtomicU64::from_ptr(pointer(flag)) };
+        let value = Value::Flag(flag, expected);
+        wait::wait(&self.words, &mut Clock::default(), phase, culprit, value)
     }
 
     /// Waits for one word of every rank, its own included: `words` is the address of an array of
@@ -85,7 +110,8 @@ impl HostWaiter {
             let word = words + u64::from(culprit) * size_of::<u32>() as u64;
             // SAFETY: The caller vouches for `world` words, and `culprit` is less than that.
             let word = unsafe { AtomicU32::from_ptr(pointer(word)) };
-            wait::wait(&self.words, &mut clock, phase, Rank(culprit), word, expected)?;
+            let value = Value::Word(word, expected);
+            wait::wait(&self.words, &mut clock, phase, Rank(culprit), value)?;
         }
         Ok(())
     }
@@ -104,6 +130,19 @@ impl HostWaiter {
         // SAFETY: The caller vouches for the address; the reference ends with this call.
         let word = unsafe { AtomicU32::from_ptr(pointer(word)) };
         wait::signal(&self.words, to, word, value);
+    }
+
+    /// Stores `value` to the flag at `flag`, which lies in the memory of rank `to`, and wakes its
+    /// waits. Whoever finds `value` by [`HostWaiter::wait_flag`] sees all that this thread wrote
+    /// before.
+    ///
+    /// # Safety
+    ///
+    /// As [`HostWaiter::signal`], for an aligned `u64`.
+    pub unsafe fn raise(&self, to: Rank, flag: u64, value: u64) {
+        // SAFETY: The caller vouches for the address; the reference ends with this call.
+        let flag = unsafe { AtomicU64::from_ptr(pointer(flag)) };
+        wait::raise(&self.words, to, flag, value);
     }
 
     /// Makes `fault` the fault of this rank and of every peer that holds none, and wakes them all.

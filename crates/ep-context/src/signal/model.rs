@@ -13,7 +13,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use super::atomics::{Atomics, Word32, Word64};
-use super::wait::{self, Clock, Words, ring_bell};
+use super::wait::{self, Clock, Value, Words, ring_bell};
 use crate::Rank;
 use crate::fault::{Fault, FaultKind, Phase};
 
@@ -64,6 +64,10 @@ impl<const WEAKENED: u8> Word32 for Bell<WEAKENED> {
 impl Word64 for AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
         AtomicU64::load(self, order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicU64::store(self, value, order);
     }
 
     fn set_once(&self, value: u64) -> u64 {
@@ -124,6 +128,7 @@ struct RankWords<const WEAKENED: u8> {
     doorbell: Bell<WEAKENED>,
     sleepers: Bell<WEAKENED>,
     signal: Bell<WEAKENED>,
+    flag: AtomicU64,
     payload: UnsafeCell<u32>,
 }
 
@@ -139,6 +144,7 @@ impl<const WEAKENED: u8> Group<WEAKENED> {
             doorbell: Bell::new(0),
             sleepers: Bell::new(0),
             signal: Bell::new(epoch),
+            flag: AtomicU64::new(0),
             payload: UnsafeCell::new(0),
         };
         Arc::new(Self { ranks: (0..world).map(rank).collect() })
@@ -185,7 +191,14 @@ impl<const WEAKENED: u8> View<WEAKENED> {
     /// Waits for this rank's one word.
     fn wait(&self, culprit: Rank, epoch: u32) -> Result<(), Fault> {
         let clock = &mut Clock::default();
-        wait::wait(self, clock, Phase::Dispatch, culprit, &self.own().signal, epoch)
+        let value = Value::Word(&self.own().signal, epoch);
+        wait::wait(self, clock, Phase::Dispatch, culprit, value)
+    }
+
+    /// Waits for this rank's one flag.
+    fn wait_flag(&self, culprit: Rank, turn: u64) -> Result<(), Fault> {
+        let clock = &mut Clock::default();
+        wait::wait(self, clock, Phase::Dispatch, culprit, Value::Flag(&self.own().flag, turn))
     }
 }
 
@@ -255,6 +268,23 @@ fn a_signal_carries_what_was_written_before<const WEAKENED: u8>() {
 #[test]
 fn signals_publish_and_wake() {
     a_signal_carries_what_was_written_before::<SOUND>();
+}
+
+#[test]
+fn a_flag_carries_what_was_written_before_whatever_it_held() {
+    check(3, || {
+        let group = Group::<SOUND>::new(2, 0);
+        group.ranks[0].flag.store(3, Relaxed);
+        let sender = group.view(1);
+        let thread = thread::spawn(move || {
+            sender.write_payload(7);
+            wait::raise(&sender, Rank(0), &sender.of(Rank(0)).flag, 9);
+        });
+        let receiver = group.view(0);
+        assert_eq!(receiver.wait_flag(Rank(1), 9), Ok(()));
+        assert_eq!(receiver.read_payload(Rank(1)), 7);
+        thread.join().expect("the sender");
+    });
 }
 
 #[test]

@@ -37,8 +37,16 @@ pub(super) trait Words {
 struct Awaited<'a, W: Words + ?Sized> {
     phase: Phase,
     culprit: Rank,
-    word: &'a U32<W>,
-    expected: u32,
+    value: Value<'a, W>,
+}
+
+/// The value that ends a wait.
+pub(super) enum Value<'a, W: Words + ?Sized> {
+    /// A word of a round of signals, in which every rank takes part: it holds this value or the one
+    /// before.
+    Word(&'a U32<W>, u32),
+    /// A flag, which holds whatever its last use left.
+    Flag(&'a U64<W>, u64),
 }
 
 /// The fault this rank has to respect: its own, the poison of a peer, or its host's wish to end.
@@ -46,16 +54,15 @@ pub(super) fn fault<W: Words + ?Sized>(words: &W, phase: Phase) -> Option<Fault>
     held(words, phase).or_else(|| aborted(words, phase))
 }
 
-/// Waits until `word` holds `expected`, on the clock of the whole phase.
+/// Waits until `value` is there, on the clock of the whole phase.
 pub(super) fn wait<W: Words + ?Sized>(
     words: &W,
     clock: &mut Clock,
     phase: Phase,
     culprit: Rank,
-    word: &U32<W>,
-    expected: u32,
+    value: Value<'_, W>,
 ) -> Result<(), Fault> {
-    let awaited = Awaited { phase, culprit, word, expected };
+    let awaited = Awaited { phase, culprit, value };
     for _ in 0..W::Atomics::SPINS {
         if let Some(outcome) = poll(words, &awaited) {
             return outcome;
@@ -86,6 +93,12 @@ pub(super) fn signal<W: Words + ?Sized>(words: &W, to: Rank, word: &U32<W>, valu
     ring(words, to);
 }
 
+/// The same for a flag.
+pub(super) fn raise<W: Words + ?Sized>(words: &W, to: Rank, flag: &U64<W>, value: u64) {
+    flag.store(value, Release);
+    ring(words, to);
+}
+
 /// Makes `fault` the fault of this rank and of every peer that has none yet. Returns the fault that
 /// this rank holds from now on, which is an earlier one if there was one.
 pub(super) fn fail<W: Words + ?Sized>(words: &W, fault: Fault) -> Fault {
@@ -104,20 +117,27 @@ pub(super) fn fail<W: Words + ?Sized>(words: &W, fault: Fault) -> Fault {
 
 /// One look at everything that ends a wait, in the order that decides when several hold.
 fn poll<W: Words + ?Sized>(words: &W, awaited: &Awaited<'_, W>) -> Option<Result<(), Fault>> {
-    let &Awaited { phase, culprit, word, expected } = awaited;
+    let &Awaited { phase, culprit, ref value } = awaited;
     if let Some(fault) = held(words, phase) {
         return Some(Err(fault));
     }
     // Acquire pairs with the release in `signal`: what the peer wrote before is now readable.
-    let found = word.load(Acquire);
-    if found == expected {
+    let (there, possible) = match value {
+        Value::Word(word, expected) => {
+            let found = word.load(Acquire);
+            // Epochs wrap, so there is no before and after: a peer is either here or one round
+            // behind.
+            (found == *expected, found == expected.wrapping_sub(1))
+        }
+        Value::Flag(flag, expected) => (flag.load(Acquire) == *expected, true),
+    };
+    if there {
         return Some(Ok(()));
     }
     if let Some(fault) = aborted(words, phase) {
         return Some(Err(fault));
     }
-    // Epochs wrap, so there is no before and after: a peer is either here or one round behind.
-    if found != expected.wrapping_sub(1) {
+    if !possible {
         return Some(Err(fail(words, Fault { phase, culprit, kind: FaultKind::OutOfStep })));
     }
     None

@@ -60,7 +60,9 @@ fn instances() -> Vec<Instance> {
         instance::<PushWeightGrads>(8, 0),
     ];
     all.extend([1, 4, 6, 8, 10, 32, 33, 64].map(|top_k| instance::<Route>(top_k, 0)));
+    all.extend([1, 8, 32].map(|top_k| instance::<PushDispatch>(top_k, 0)));
     for dtype in 0..3 {
+        all.push(instance::<PushCombine>(8, dtype));
         all.push(instance::<ReducePush>(8, dtype));
         all.push(instance::<Reduce>(8, dtype));
         all.push(instance::<Regather>(8, dtype));
@@ -126,15 +128,16 @@ fn agreements() -> String {
         AttentionBlock in "wait::" { poison, doorbell, sleepers }
         LaneLayout in "" {
             dispatch_words, combine_words, dispatch_headers, combine_headers, counts, items, pairs,
-            staging, scales, landing, weight_grads, bytes,
+            staging, scales, landing, weight_grads, pushed_items, pushed_pairs, arrived, returned,
+            pushed_rows, pushed_scales, bytes,
         }
         Geometry in "" {
             world, rank, experts, slots, local_experts, top_k, fanout, max_tokens, alignment, hidden,
             row_bytes, scale_bytes, token_bytes, sum_bytes, dtype, quantize, flat, flat_width,
-            weighted, reserved, lane,
+            weighted, push, lane,
         }
         DispatchHeader in "" {
-            step, ordinal, items, item_base, pairs, pair_base, transfer, reserved,
+            step, ordinal, items, item_base, pairs, pair_base, transfer, pieces,
         }
         CombineHeader in "" { step, ordinal, prefix, required, first_over, reserved }
         Item in "" { token, slot, pair_begin, pairs }
@@ -143,7 +146,9 @@ fn agreements() -> String {
         WindowItem in "" { source, slot, begin, rows }
         RowRef in "" { row, weight, choice, slot }
         ExpertHomeEntry in "" { rank, slot }
-        LaneState in "" { epoch, arrivals }
+        LaneState in "" {
+            epoch, arrivals, turn, counted, listed, taken, reduced, placed, silent,
+        }
         StepState in "" {
             step, held, drained, first_over, required, dispatches, windows, capacity, dropped,
             delivered, invalid_ids, repeated_ids,
@@ -167,6 +172,16 @@ fn agreements() -> String {
         RouteParams in "" {
             geometry, wait, lane, handle, state, homes, topk_ids, topk_weights, tokens, scales,
             num_tokens_word, expert_counts, rank_counts, num_tokens, id_bytes, ordinal, dependent,
+        }
+        PushDispatchParams in "" {
+            geometry, wait, lane, handle, state, homes, topk_ids, topk_weights, tokens, scales,
+            num_tokens_word, expert_counts, rank_counts, block_counts, required_by_dispatch, capacity,
+            rows, received_scales, condition, num_tokens, id_bytes, ordinal, dependent, row_limit,
+            max_dispatches, budgeted, last, listers, senders, pieces, reserved,
+        }
+        PushCombineParams in "" {
+            geometry, wait, lane, handle, state, peer_required, expert_rows, output, ordinal, weighted,
+            senders, pieces,
         }
         CountParams in "" {
             geometry, wait, lane, handle, state, required_by_dispatch, capacity, row_limit,
@@ -198,6 +213,8 @@ fn agreements() -> String {
     };
     equal("NONE", NONE);
     equal("TRANSFER_PULL", TRANSFER_PULL);
+    equal("TRANSFER_PUSH", TRANSFER_PUSH);
+    equal("PIECES", crate::geometry::PIECES as u32);
     equal("wait::PHASES", Phase::COUNT as u32);
     equal("wait::Phase::Dispatch", Phase::Dispatch as u32);
     equal("wait::Phase::Combine", Phase::Combine as u32);

@@ -45,12 +45,12 @@ impl Kernel for Fold {
 }
 
 /// Folds what every rank said into the counters at once, since its words may be overwritten later.
-/// Fails if a rank is elsewhere.
+/// Fails if a rank is elsewhere; whether all are here.
 ///
 /// # Safety
 ///
 /// The signal of every rank was acquired; the addresses are as for [`Fold`].
-unsafe fn fold(
+pub(super) unsafe fn fold(
     g: &Geometry,
     blocks: &LaneBlocks<'_>,
     waiter: &HostWaiter,
@@ -58,7 +58,7 @@ unsafe fn fold(
     peer_required: u64,
     ordinal: u32,
     phase: Phase,
-) {
+) -> bool {
     let world = g.world as usize;
     // SAFETY: as this function's contract says; lanes in flight may fold at the same time, so the
     // requirements are only accessed atomically meanwhile.
@@ -72,12 +72,13 @@ unsafe fn fold(
     if let Some(source) = headers.iter().position(|h| (h.step, h.ordinal) != here) {
         let culprit = Rank::from_index(source);
         waiter.fail(Fault { phase, culprit, kind: FaultKind::OutOfStep });
-        return;
+        return false;
     }
     for (required, header) in peer_required.iter().zip(headers) {
         required.fetch_max(header.required, Ordering::Relaxed);
         step.note_over(header.first_over);
     }
+    true
 }
 
 /// One more round of signals, so that a step that ends in a dispatch leaves every rank with the same

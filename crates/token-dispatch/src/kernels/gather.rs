@@ -5,8 +5,10 @@ use ep_context::{Kernel, KernelSource, Phase};
 use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, load, store, table, table_mut};
+use super::received::ReceivedLists;
+use super::route::at;
 use super::source;
-use crate::params::{DispatchHeader, GatherParams, Item, Pair, RowRef, WindowItem, WindowState};
+use crate::params::{GatherParams, RowRef, WindowItem, WindowState};
 
 /// Reads each row of the window once from its sender, stores it to each of its experts' rows, clears
 /// the padding, and keeps the way back in the handle.
@@ -19,8 +21,6 @@ impl Kernel for Gather {
     const SOURCE: Option<KernelSource> = Some(source(device::GATHER));
 
     unsafe fn run_on_host(p: &GatherParams) {
-        let g = &p.geometry;
-        let (world, slots, local) = (g.world as usize, g.slots as usize, g.local_experts as usize);
         // SAFETY: for this whole body, the launch vouches for every address in `p`. What peers wrote was
         // acquired by the count that ran before in this stream, and stays until this rank's combine
         // signal. Receive buffer and handle belong to this stream, and the window, which the
@@ -28,70 +28,84 @@ impl Kernel for Gather {
         if unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Dispatch).is_some() {
             return;
         }
-        // SAFETY: see above; the tables that are written do not overlap.
-        let (window, blocks, headers, source_items, source_pairs, bases, taken, offsets, counts) = unsafe {
-            let blocks = LaneBlocks::new(&p.lane, g);
-            (
-                load::<WindowState>(p.handle.window),
-                blocks,
-                table::<DispatchHeader>(blocks.own(g.lane.dispatch_headers), world),
-                table::<u32>(p.handle.source_items, world + 1),
-                table::<u32>(p.handle.source_pairs, world + 1),
-                table::<u32>(p.handle.bases, world * slots),
-                table::<u32>(p.handle.taken, slots),
-                table::<i32>(p.handle.expert_offsets, local + 1),
-                table::<i32>(p.handle.tokens_per_expert, local),
-            )
-        };
+        let g = &p.geometry;
         // SAFETY: see above.
-        let (items_out, pairs_out) = unsafe {
-            (
-                table_mut::<WindowItem>(p.handle.items, (window.end - window.begin) as usize),
-                table_mut::<RowRef>(p.handle.pairs, window.window_pairs as usize),
-            )
-        };
-        for source in 0..world {
-            let header = &headers[source];
-            let bases = &bases[source * slots..][..slots];
-            let first = window.begin.max(source_items[source]);
-            let end = window.end.min(source_items[source + 1]);
-            for position in first..end {
-                let at = (header.item_base + position - source_items[source]) as usize;
-                // SAFETY: `at` is inside the sender's list, and the item's pairs are too.
-                let (item, pairs) = unsafe {
-                    let list = blocks.at(source, g.lane.items);
-                    let item: Item = load(list + (at * size_of::<Item>()) as u64);
-                    let begin = (header.pair_base + item.pair_begin) as usize;
-                    let list = blocks.at(source, g.lane.pairs);
-                    let pairs = list + (begin * size_of::<Pair>()) as u64;
-                    (item, table::<Pair>(pairs, item.pairs as usize))
+        unsafe {
+            let blocks = LaneBlocks::new(&p.lane, g);
+            receive(p, &blocks, |source, token| {
+                let row = at(blocks.at(source, g.lane.staging), token, g.row_bytes);
+                Some((row, at(blocks.at(source, g.lane.scales), token, g.scale_bytes)))
+            });
+        }
+    }
+}
+
+/// Brings every row of the window from where `find(source, token)` says that it and its scales are; ends
+/// early where that is nowhere.
+///
+/// # Safety
+///
+/// As for [`Gather`].
+pub(super) unsafe fn receive(
+    p: &GatherParams,
+    blocks: &LaneBlocks<'_>,
+    find: impl Fn(usize, usize) -> Option<(u64, u64)>,
+) {
+    let g = &p.geometry;
+    let (world, slots, local) = (g.world as usize, g.slots as usize, g.local_experts as usize);
+    // SAFETY: this function's contract; the tables that are written do not overlap.
+    let (window, lists, source_items, source_pairs, bases, taken, offsets, counts) = unsafe {
+        (
+            load::<WindowState>(p.handle.window),
+            ReceivedLists::new(g, *blocks),
+            table::<u32>(p.handle.source_items, world + 1),
+            table::<u32>(p.handle.source_pairs, world + 1),
+            table::<u32>(p.handle.bases, world * slots),
+            table::<u32>(p.handle.taken, slots),
+            table::<i32>(p.handle.expert_offsets, local + 1),
+            table::<i32>(p.handle.tokens_per_expert, local),
+        )
+    };
+    // SAFETY: as above.
+    let (items_out, pairs_out) = unsafe {
+        (
+            table_mut::<WindowItem>(p.handle.items, (window.end - window.begin) as usize),
+            table_mut::<RowRef>(p.handle.pairs, window.window_pairs as usize),
+        )
+    };
+    for source in 0..world {
+        let bases = &bases[source * slots..][..slots];
+        let first = window.begin.max(source_items[source]);
+        let end = window.end.min(source_items[source + 1]);
+        for position in first..end {
+            // SAFETY: the sender's list is that long.
+            let (item, pairs) = unsafe { lists.item(source, position - source_items[source]) };
+            let begin = source_pairs[source] + item.pair_begin - window.pair_begin;
+            let arrival = position - window.begin;
+            items_out[arrival as usize] =
+                WindowItem { source: source as u32, slot: item.slot, begin, rows: item.pairs };
+            let references = &mut pairs_out[begin as usize..][..pairs.len()];
+            for (reference, pair) in references.iter_mut().zip(pairs) {
+                let slot = pair.slot as usize;
+                let row = match g.flat {
+                    0 => offsets[slot].cast_unsigned() + bases[slot] + pair.index - taken[slot],
+                    _ => arrival,
                 };
-                let begin = source_pairs[source] + item.pair_begin - window.pair_begin;
-                let arrival = position - window.begin;
-                items_out[arrival as usize] =
-                    WindowItem { source: source as u32, slot: item.slot, begin, rows: item.pairs };
-                let references = &mut pairs_out[begin as usize..][..pairs.len()];
-                for (reference, pair) in references.iter_mut().zip(pairs) {
-                    let slot = pair.slot as usize;
-                    let row = match g.flat {
-                        0 => offsets[slot].cast_unsigned() + bases[slot] + pair.index - taken[slot],
-                        _ => arrival,
-                    };
-                    *reference =
-                        RowRef { row, weight: pair.weight, choice: pair.choice, slot: pair.slot };
-                }
-                // SAFETY: the references name rows of the window, and the item a token of `source`.
-                unsafe { bring(p, &blocks, source, item.token, references) };
+                *reference =
+                    RowRef { row, weight: pair.weight, choice: pair.choice, slot: pair.slot };
             }
+            let Some(from) = find(source, item.token as usize) else { return };
+            // SAFETY: the references name rows of the window; `find` vouches for what it found.
+            unsafe { bring(p, from, references) };
         }
-        if g.flat != 0 {
-            return;
-        }
-        for expert in 0..local {
-            for row in offsets[expert] + counts[expert]..offsets[expert + 1] {
-                // SAFETY: padding rows lie below the end of the window's rows.
-                unsafe { clear(p, row.cast_unsigned()) };
-            }
+    }
+    if g.flat != 0 {
+        return;
+    }
+    for expert in 0..local {
+        for row in offsets[expert] + counts[expert]..offsets[expert + 1] {
+            // SAFETY: padding rows lie below the end of the window's rows.
+            unsafe { clear(p, row.cast_unsigned()) };
         }
     }
 }
@@ -100,25 +114,18 @@ impl Kernel for Gather {
 ///
 /// # Safety
 ///
-/// As for the kernel; the references name rows of the window, all of one item of `source`.
-unsafe fn bring(
-    p: &GatherParams,
-    blocks: &LaneBlocks<'_>,
-    source: usize,
-    token: u32,
-    references: &[RowRef],
-) {
+/// As for the kernel; the references name rows of the window, all of one item, and `from` are the
+/// addresses of the token's row and row of scales.
+unsafe fn bring(p: &GatherParams, from: (u64, u64), references: &[RowRef]) {
     let g = &p.geometry;
     // In the flat layout all pairs of an item share one row.
     let rows = if g.flat == 0 { references } else { &references[..1] };
-    for (region, base, bytes) in
-        [(g.lane.staging, p.rows, g.row_bytes), (g.lane.scales, p.scales, g.scale_bytes)]
-    {
+    for (from, base, bytes) in [(from.0, p.rows, g.row_bytes), (from.1, p.scales, g.scale_bytes)] {
         if bytes == 0 {
             continue;
         }
-        // SAFETY: `token` is below the sender's number of tokens.
-        let from = unsafe { row_of(blocks.at(source, region), token, bytes) };
+        // SAFETY: this function's contract.
+        let from = unsafe { table::<u8>(from, bytes as usize) };
         for reference in rows {
             // SAFETY: the row is one of the window's, so below the capacity.
             unsafe { row_of(base, reference.row, bytes) }.copy_from_slice(from);

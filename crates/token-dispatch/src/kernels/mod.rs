@@ -5,6 +5,10 @@
 //! was left open, and [`StepEnd`]. Every one of them first looks for a fault and does nothing if
 //! there is one: peers learn of it by the poison word, so nothing has to be signalled any more.
 //!
+//! Where rows are pushed and the host need not look, a pair is two operations, [`PushDispatch`] and
+//! [`PushCombine`], each of which sends and receives at the same time. They hold all of a device, or of
+//! the part of it that they are given.
+//!
 //! [`Count`], [`Fold`], [`Acquire`] and [`Acknowledge`] wait for peers and move nothing; what moves
 //! rows never waits. So a wait holds one block of a device, and ranks that share a device cannot keep
 //! each other from being scheduled.
@@ -19,6 +23,8 @@ mod device;
 mod fold;
 mod gather;
 mod memory;
+mod push;
+mod received;
 mod reduce;
 mod reduce_push;
 mod route;
@@ -29,6 +35,7 @@ pub(crate) use backward::{Acquire, PushWeightGrads, Regather, Restage};
 pub(crate) use count::Count;
 pub(crate) use fold::{Acknowledge, Fold};
 pub(crate) use gather::Gather;
+pub(crate) use push::{MOST_RANKS, PushCombine, PushDispatch};
 pub(crate) use reduce::Reduce;
 pub(crate) use reduce_push::ReducePush;
 pub(crate) use route::Route;

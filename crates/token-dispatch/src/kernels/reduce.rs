@@ -32,7 +32,7 @@ impl Kernel for Reduce {
             let blocks = LaneBlocks::new(&p.lane, g);
             let tokens = load::<WindowState>(p.handle.window).tokens as usize;
             if p.output != 0 {
-                add_partials(p, &blocks, tokens);
+                add_partials(p, &blocks, tokens, |_, _| true);
             }
             if p.weight_grads != 0 {
                 let count = tokens * g.top_k as usize;
@@ -43,10 +43,18 @@ impl Kernel for Reduce {
     }
 }
 
+/// Writes the output of every token; ends early where a partial sum, of which `arrived(rank, slot)` is
+/// asked, does not come.
+///
 /// # Safety
 ///
-/// As for [`Reduce`].
-unsafe fn add_partials(p: &ReduceParams, blocks: &LaneBlocks<'_>, tokens: usize) {
+/// As for [`Reduce`], but for the landing slots: they may be read once `arrived` says so.
+pub(super) unsafe fn add_partials(
+    p: &ReduceParams,
+    blocks: &LaneBlocks<'_>,
+    tokens: usize,
+    arrived: impl Fn(u32, usize) -> bool,
+) {
     let g = &p.geometry;
     let (fanout, hidden, row_bytes) = (g.fanout as usize, g.hidden as usize, g.sum_bytes as usize);
     let dtype = DType::from_code(g.dtype).unwrap_or(DType::Fp32);
@@ -67,6 +75,9 @@ unsafe fn add_partials(p: &ReduceParams, blocks: &LaneBlocks<'_>, tokens: usize)
             let destination = destinations[slot];
             if destination.position >= headers[destination.rank as usize].prefix {
                 continue;
+            }
+            if !arrived(destination.rank, slot) {
+                return;
             }
             // SAFETY: the destination wrote this slot before its signal.
             let bytes = unsafe { table::<u8>(landing + (slot * row_bytes) as u64, row_bytes) };

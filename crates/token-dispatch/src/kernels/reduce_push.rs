@@ -33,7 +33,7 @@ impl Kernel for ReducePush {
             unsafe { (LaneBlocks::new(&p.lane, g), load::<WindowState>(p.handle.window)) };
         if p.push != 0 {
             // SAFETY: see above.
-            unsafe { push(p, &blocks, &window) };
+            unsafe { push(p, &blocks, &window, |_| ()) };
         }
         if p.release != 0 {
             // SAFETY: see above.
@@ -42,12 +42,17 @@ impl Kernel for ReducePush {
     }
 }
 
-/// Sums the rows of each item and sends the sum to the item's owner.
+/// Sums the rows of each item and sends the sum to the item's owner; `sent` is told of each.
 ///
 /// # Safety
 ///
 /// As for the kernel.
-unsafe fn push(p: &ReducePushParams, blocks: &LaneBlocks<'_>, window: &WindowState) {
+pub(super) unsafe fn push(
+    p: &ReducePushParams,
+    blocks: &LaneBlocks<'_>,
+    window: &WindowState,
+    sent: impl Fn(&WindowItem),
+) {
     let g = &p.geometry;
     // SAFETY: the kernel's contract; the gather filled these lists.
     let (items, pairs) = unsafe {
@@ -77,13 +82,16 @@ unsafe fn push(p: &ReducePushParams, blocks: &LaneBlocks<'_>, window: &WindowSta
         let slot =
             unsafe { table_mut::<u8>(landing + row_offset(item.slot, row_bytes), row_bytes) };
         dtype.encode(&sum, slot);
+        sent(item);
     }
 }
 
+/// Tells every rank how many of its items are processed.
+///
 /// # Safety
 ///
 /// As for the kernel.
-unsafe fn release(
+pub(super) unsafe fn release(
     p: &ReducePushParams,
     blocks: &LaneBlocks<'_>,
     waiter: &HostWaiter,

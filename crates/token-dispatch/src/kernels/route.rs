@@ -1,4 +1,4 @@
-//! The sender's half of dispatch: lists for each destination, staged tokens, the signal.
+//! The sender's half of a dispatch that is pulled: lists for each destination, staged tokens, the signal.
 
 use ep_context::signal::HostWaiter;
 use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
@@ -78,10 +78,21 @@ impl Kernel for Route {
                 table_mut::<u32>(p.rank_counts, 2 * g.world as usize).fill(0);
                 table_mut::<u32>(p.expert_counts, (g.world * g.slots) as usize).fill(0);
             } else {
-                build_lists(p, &blocks, step, tokens);
+                build_lists(p, step, tokens, OwnLists::new(p, &blocks));
                 stage(p, &blocks, tokens);
             }
-            announce(p, &blocks, &waiter, step.step(), epoch);
+            announce(p, &blocks, &waiter, epoch, |[items, pairs], [item_base, pair_base]| {
+                DispatchHeader {
+                    step: step.step(),
+                    ordinal: p.ordinal,
+                    items,
+                    item_base,
+                    pairs,
+                    pair_base,
+                    transfer: TRANSFER_PULL,
+                    pieces: 1,
+                }
+            });
         }
     }
 }
@@ -123,22 +134,72 @@ unsafe fn choices(p: &RouteParams, homes: &[ExpertHomeEntry], token: usize) -> (
     (valid, invalid, repeated)
 }
 
+/// Where the lists for each rank are written.
+pub(super) trait Lists {
+    /// Learns how many items and pairs there are for each rank, before any is placed.
+    fn begin(&mut self, per_rank: &[[u32; 2]]);
+    /// The address of an item for `rank`.
+    fn item(&self, rank: usize, position: u32) -> u64;
+    /// The address of a pair for `rank`.
+    fn pair(&self, rank: usize, number: u32) -> u64;
+}
+
+/// The lists of this rank's own block: those of one rank behind those of another.
+struct OwnLists {
+    items: u64,
+    pairs: u64,
+    bases: SmallVec<[[u32; 2]; 16]>,
+}
+
+impl OwnLists {
+    fn new(p: &RouteParams, blocks: &LaneBlocks<'_>) -> Self {
+        let lane = &p.geometry.lane;
+        Self {
+            items: blocks.own(lane.items),
+            pairs: blocks.own(lane.pairs),
+            bases: SmallVec::new(),
+        }
+    }
+}
+
+impl Lists for OwnLists {
+    fn begin(&mut self, per_rank: &[[u32; 2]]) {
+        self.bases = exclusive_sums(per_rank);
+    }
+
+    fn item(&self, rank: usize, position: u32) -> u64 {
+        entry::<Item>(self.items, self.bases[rank][0] + position)
+    }
+
+    fn pair(&self, rank: usize, number: u32) -> u64 {
+        entry::<Pair>(self.pairs, self.bases[rank][1] + number)
+    }
+}
+
+/// The address of an entry of the list at `base`.
+pub(super) fn entry<T>(base: u64, number: u32) -> u64 {
+    base + u64::from(number) * size_of::<T>() as u64
+}
+
 /// # Safety
 ///
-/// As for the kernel.
-unsafe fn build_lists(p: &RouteParams, blocks: &LaneBlocks<'_>, step: StepView, tokens: usize) {
+/// As for the kernel; `lists` places every entry in memory that this rank alone writes now.
+pub(super) unsafe fn build_lists(
+    p: &RouteParams,
+    step: StepView,
+    tokens: usize,
+    mut lists: impl Lists,
+) {
     let g = &p.geometry;
     let (world, fanout) = (g.world as usize, g.fanout as usize);
     // SAFETY: the kernel's contract; the tables do not overlap.
-    let (homes, per_expert, per_rank, fanouts, destinations, items, pairs) = unsafe {
+    let (homes, per_expert, per_rank, fanouts, destinations) = unsafe {
         (
             table::<ExpertHomeEntry>(p.homes, g.experts as usize),
             table_mut::<u32>(p.expert_counts, world * g.slots as usize),
             table_mut::<[u32; 2]>(p.rank_counts, world),
             table_mut::<u32>(p.handle.fanouts, tokens),
             table_mut::<Destination>(p.handle.destinations, tokens * fanout),
-            table_mut::<Item>(blocks.own(g.lane.items), g.max_tokens as usize * fanout),
-            table_mut::<Pair>(blocks.own(g.lane.pairs), (g.max_tokens * g.top_k) as usize),
         )
     };
     per_expert.fill(0);
@@ -155,7 +216,7 @@ unsafe fn build_lists(p: &RouteParams, blocks: &LaneBlocks<'_>, step: StepView, 
         }
     }
     step.add_bad_ids(invalid, repeated);
-    let bases = exclusive_sums(per_rank);
+    lists.begin(per_rank);
     // Counted again from zero while the lists are filled, so that they end as they were.
     per_rank.fill([0; 2]);
     for token in 0..tokens {
@@ -165,21 +226,25 @@ unsafe fn build_lists(p: &RouteParams, blocks: &LaneBlocks<'_>, step: StepView, 
         for group in valid.chunk_by(|a, b| a.home.rank == b.home.rank) {
             let rank = group[0].home.rank as usize;
             let [position, pair_begin] = per_rank[rank];
-            items[(bases[rank][0] + position) as usize] = Item {
+            let item = Item {
                 token: token as u32,
                 slot: (token * fanout + reached) as u32,
                 pair_begin,
                 pairs: group.len() as u32,
             };
+            // SAFETY: this function's contract.
+            unsafe { store(lists.item(rank, position), item) };
             destinations[token * fanout + reached] = Destination { rank: rank as u32, position };
-            for (pair, choice) in (bases[rank][1] + pair_begin..).zip(group) {
+            for (pair, choice) in (pair_begin..).zip(group) {
                 let index = &mut per_expert[rank * g.slots as usize + choice.home.slot as usize];
-                pairs[pair as usize] = Pair {
+                let entry = Pair {
                     slot: choice.home.slot,
                     index: *index,
                     weight: choice.weight,
                     choice: choice.choice,
                 };
+                // SAFETY: as above.
+                unsafe { store(lists.pair(rank, pair), entry) };
                 *index += 1;
             }
             per_rank[rank] = [position + 1, pair_begin + group.len() as u32];
@@ -240,21 +305,22 @@ unsafe fn stage(p: &RouteParams, blocks: &LaneBlocks<'_>, tokens: usize) {
 }
 
 /// The address of row `row`.
-fn at(base: u64, row: usize, row_bytes: u32) -> u64 {
+pub(super) fn at(base: u64, row: usize, row_bytes: u32) -> u64 {
     base + row as u64 * u64::from(row_bytes)
 }
 
-/// Tells every rank, this one included, what is for it.
+/// Tells every rank, this one included, what is for it: each by the header that `header` makes of how
+/// many items and pairs there are, and of the first of them.
 ///
 /// # Safety
 ///
 /// As for the kernel.
-unsafe fn announce(
+pub(super) unsafe fn announce(
     p: &RouteParams,
     blocks: &LaneBlocks<'_>,
     waiter: &HostWaiter,
-    step: u32,
     epoch: u32,
+    header: impl Fn([u32; 2], [u32; 2]) -> DispatchHeader,
 ) {
     let g = &p.geometry;
     let (world, slots, rank) = (g.world as usize, g.slots as usize, g.rank as usize);
@@ -264,16 +330,7 @@ unsafe fn announce(
     };
     let bases = exclusive_sums(per_rank);
     for to in blocks.peers_first() {
-        let header = DispatchHeader {
-            step,
-            ordinal: p.ordinal,
-            items: per_rank[to][0],
-            item_base: bases[to][0],
-            pairs: per_rank[to][1],
-            pair_base: bases[to][1],
-            transfer: TRANSFER_PULL,
-            reserved: 0,
-        };
+        let header = header(per_rank[to], bases[to]);
         // SAFETY: the header and the counts of this rank in the peer's block are read by the peer
         // between this signal and its combine signal of the same epoch; it is past the last one.
         unsafe {

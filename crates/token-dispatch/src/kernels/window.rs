@@ -5,8 +5,9 @@ use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, StepView, load, set_condition, store, table, table_mut};
+use super::received::ReceivedLists;
 use super::source;
-use crate::params::{DispatchHeader, Item, Pair, WindowParams, WindowState};
+use crate::params::{WindowParams, WindowState};
 
 /// The longest prefix of the items that are left whose rows, each expert's padded to the alignment,
 /// fit the capacity. An item is taken whole or not at all.
@@ -19,8 +20,6 @@ impl Kernel for Window {
     const SOURCE: Option<KernelSource> = Some(source(device::WINDOW));
 
     unsafe fn run_on_host(p: &WindowParams) {
-        let g = &p.geometry;
-        let local = g.local_experts as usize;
         // SAFETY: for this whole body, the launch vouches for every address in `p`. What peers wrote was
         // acquired by the count that ran before in this stream, and stays until this rank's combine
         // signal. The handle belongs to this stream.
@@ -30,62 +29,74 @@ impl Kernel for Window {
             unsafe { set_condition(p.condition, false) };
             return;
         }
-        // SAFETY: see above; the tables do not overlap.
-        let (mut window, capacity, taken, tokens_per_expert, offsets) = unsafe {
-            (
-                load::<WindowState>(p.handle.window),
-                load::<u32>(p.capacity).min(p.row_limit),
-                table_mut::<u32>(p.handle.taken, g.slots as usize),
-                table_mut::<i32>(p.handle.tokens_per_expert, local),
-                table_mut::<i32>(p.handle.expert_offsets, local + 1),
-            )
-        };
-        for (taken, before) in taken.iter_mut().zip(tokens_per_expert.iter()) {
-            *taken += before.cast_unsigned();
-        }
-        window.begin = window.end;
-        window.pair_begin += window.window_pairs;
-        window.window_pairs = 0;
-        window.capacity = capacity;
-        let mut counts = vec![0u32; g.slots as usize];
-        if window.silent == 0 {
-            // SAFETY: see above.
-            unsafe { take(p, &mut window, &mut counts) };
-            window.windows += 1;
-        }
-        let mut offset = 0;
-        for (expert, count) in counts[..local].iter().enumerate() {
-            tokens_per_expert[expert] = count.cast_signed();
-            offsets[expert] = offset;
-            if g.flat == 0 {
-                offset += count.next_multiple_of(g.alignment).cast_signed();
-            }
-        }
-        if g.flat != 0 {
-            offset = (window.end - window.begin).cast_signed();
-        }
-        offsets[local] = offset;
         // SAFETY: see above.
-        let step = unsafe {
-            store(p.handle.total, offset);
-            store(p.handle.window, window);
-            StepView::new(p.state)
-        };
-        step.note_window(window.windows, capacity);
-        step.add_delivered(u64::from(window.window_pairs));
-        let left = window.silent == 0 && window.end < window.items;
-        if p.condition != 0 && left && window.end == window.begin {
-            waiter.fail(Fault {
-                phase: Phase::Dispatch,
-                culprit: Rank(g.rank),
-                kind: FaultKind::NoProgress,
-            });
+        unsafe { advance(p, &waiter) };
+    }
+}
+
+/// Takes the next window and lays it out.
+///
+/// # Safety
+///
+/// As for [`Window`].
+pub(super) unsafe fn advance(p: &WindowParams, waiter: &HostWaiter) {
+    let g = &p.geometry;
+    let local = g.local_experts as usize;
+    // SAFETY: this function's contract; the tables do not overlap.
+    let (mut window, capacity, taken, tokens_per_expert, offsets) = unsafe {
+        (
+            load::<WindowState>(p.handle.window),
+            load::<u32>(p.capacity).min(p.row_limit),
+            table_mut::<u32>(p.handle.taken, g.slots as usize),
+            table_mut::<i32>(p.handle.tokens_per_expert, local),
+            table_mut::<i32>(p.handle.expert_offsets, local + 1),
+        )
+    };
+    for (taken, before) in taken.iter_mut().zip(tokens_per_expert.iter()) {
+        *taken += before.cast_unsigned();
+    }
+    window.begin = window.end;
+    window.pair_begin += window.window_pairs;
+    window.window_pairs = 0;
+    window.capacity = capacity;
+    let mut counts = vec![0u32; g.slots as usize];
+    if window.silent == 0 {
+        // SAFETY: as above.
+        unsafe { take(p, &mut window, &mut counts) };
+        window.windows += 1;
+    }
+    let mut offset = 0;
+    for (expert, count) in counts[..local].iter().enumerate() {
+        tokens_per_expert[expert] = count.cast_signed();
+        offsets[expert] = offset;
+        if g.flat == 0 {
+            offset += count.next_multiple_of(g.alignment).cast_signed();
         }
-        // SAFETY: the condition is that of the loop which this runs in.
-        unsafe { set_condition(p.condition, left && window.end > window.begin) };
-        if p.last != 0 {
-            step.add_dropped(u64::from(window.pairs - window.pair_begin - window.window_pairs));
-        }
+    }
+    if g.flat != 0 {
+        offset = (window.end - window.begin).cast_signed();
+    }
+    offsets[local] = offset;
+    // SAFETY: as above.
+    let step = unsafe {
+        store(p.handle.total, offset);
+        store(p.handle.window, window);
+        StepView::new(p.state)
+    };
+    step.note_window(window.windows, capacity);
+    step.add_delivered(u64::from(window.window_pairs));
+    let left = window.silent == 0 && window.end < window.items;
+    if p.condition != 0 && left && window.end == window.begin {
+        waiter.fail(Fault {
+            phase: Phase::Dispatch,
+            culprit: Rank(g.rank),
+            kind: FaultKind::NoProgress,
+        });
+    }
+    // SAFETY: the condition is that of the loop which this runs in.
+    unsafe { set_condition(p.condition, left && window.end > window.begin) };
+    if p.last != 0 {
+        step.add_dropped(u64::from(window.pairs - window.pair_begin - window.window_pairs));
     }
 }
 
@@ -98,29 +109,16 @@ unsafe fn take(p: &WindowParams, window: &mut WindowState, counts: &mut [u32]) {
     let g = &p.geometry;
     let world = g.world as usize;
     // SAFETY: the kernel's contract; read only.
-    let (blocks, source_items, headers) = unsafe {
+    let (lists, source_items) = unsafe {
         let blocks = LaneBlocks::new(&p.lane, g);
-        (
-            blocks,
-            table::<u32>(p.handle.source_items, world + 1),
-            table::<DispatchHeader>(blocks.own(g.lane.dispatch_headers), world),
-        )
+        (ReceivedLists::new(g, blocks), table::<u32>(p.handle.source_items, world + 1))
     };
     let mut rows = 0u32;
     for source in 0..world {
         let first = window.end.max(source_items[source]);
         for item in first..source_items[source + 1] {
-            let header = &headers[source];
-            let at = header.item_base + item - source_items[source];
-            // SAFETY: `at` is below base + count of the sender's list, and the item's pairs lie in
-            // the sender's list too.
-            let pairs = unsafe {
-                let list = blocks.at(source, g.lane.items);
-                let item: Item = load(list + (at as usize * size_of::<Item>()) as u64);
-                let begin = (header.pair_base + item.pair_begin) as usize;
-                let list = blocks.at(source, g.lane.pairs);
-                table::<Pair>(list + (begin * size_of::<Pair>()) as u64, item.pairs as usize)
-            };
+            // SAFETY: the sender's list is that long.
+            let (_, pairs) = unsafe { lists.item(source, item - source_items[source]) };
             if g.flat != 0 {
                 let items = u64::from(window.end - window.begin + 1);
                 if items.next_multiple_of(g.alignment.into()) > u64::from(window.capacity) {

@@ -1,0 +1,62 @@
+//! The lists that ranks have for this one, wherever they are.
+
+use super::memory::{LaneBlocks, load, table};
+use super::route::entry;
+use crate::geometry::Geometry;
+use crate::params::{DispatchHeader, Item, Pair, TRANSFER_PUSH};
+
+/// Items and pairs for this rank by their sender: in the sender's block, or, where it pushed them, in
+/// that of this rank.
+pub(super) struct ReceivedLists<'a> {
+    geometry: &'a Geometry,
+    blocks: LaneBlocks<'a>,
+    headers: &'a [DispatchHeader],
+}
+
+impl<'a> ReceivedLists<'a> {
+    /// # Safety
+    ///
+    /// The signals of every rank were acquired, and nobody overwrites headers and lists while this
+    /// lives.
+    pub(super) unsafe fn new(geometry: &'a Geometry, blocks: LaneBlocks<'a>) -> Self {
+        let headers = blocks.own(geometry.lane.dispatch_headers);
+        // SAFETY: as this function's contract says.
+        let headers = unsafe { table(headers, geometry.world as usize) };
+        Self { geometry, blocks, headers }
+    }
+
+    /// An item of `source` and its pairs.
+    ///
+    /// # Safety
+    ///
+    /// `source` has more than `position` items for this rank.
+    pub(super) unsafe fn item(&self, source: usize, position: u32) -> (Item, &'a [Pair]) {
+        let (g, header) = (self.geometry, &self.headers[source]);
+        let (items, pairs) = if header.transfer == TRANSFER_PUSH {
+            pushed_lists(g, &self.blocks, g.rank as usize, source)
+        } else {
+            let items = self.blocks.at(source, g.lane.items);
+            let pairs = self.blocks.at(source, g.lane.pairs);
+            (entry::<Item>(items, header.item_base), entry::<Pair>(pairs, header.pair_base))
+        };
+        // SAFETY: this function's contract; the item's pairs lie in the list of pairs.
+        unsafe {
+            let item: Item = load(entry::<Item>(items, position));
+            (item, table(entry::<Pair>(pairs, item.pair_begin), item.pairs as usize))
+        }
+    }
+}
+
+/// Where `source` pushes its items and pairs in the block of `to`.
+pub(super) fn pushed_lists(
+    g: &Geometry,
+    blocks: &LaneBlocks<'_>,
+    to: usize,
+    source: usize,
+) -> (u64, u64) {
+    let first = source as u32 * g.max_tokens;
+    let width = g.top_k.min(g.slots);
+    let items = blocks.at(to, g.lane.pushed_items);
+    let pairs = blocks.at(to, g.lane.pushed_pairs);
+    (entry::<Item>(items, first), entry::<Pair>(pairs, first * width))
+}

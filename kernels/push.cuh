@@ -1,0 +1,99 @@
+// Rows that are pushed into a peer's block, piece by piece, with a flag behind each.
+//
+// A warp moves one piece of a row and signals it, or waits for one and takes it. Flags hold the turn of
+// the lane, which never comes round; what a flag holds of another turn says nothing.
+#pragma once
+
+#include "items.cuh"
+
+namespace push {
+
+using scan::WARP;
+using scan::WHOLE;
+
+// Quads of a row that belong to one of its pieces.
+struct Piece {
+    u32 begin;
+    u32 end;
+};
+
+__device__ __forceinline__ Piece piece_of(u32 quads, u32 number, u32 pieces) {
+    // Whole accesses of a warp, so that all pieces but the last are alike.
+    const u32 length = (quads + pieces * WARP - 1) / (pieces * WARP) * WARP;
+    const u32 begin = min(number * length, quads);
+    return Piece{begin, min(begin + length, quads)};
+}
+
+// Where the tokens of `source` lie in the block of `to`, another rank.
+__device__ __forceinline__ u64 rows_in(const Blocks &blocks, const Geometry &g, u64 region, u32 to,
+                                       u32 source, u32 row_bytes) {
+    const u32 place = source - (source > to);
+    return u64(blocks.of<u8>(to, region)) + u64(place) * g.max_tokens * row_bytes;
+}
+
+// The flag in the block of `to` for a piece of a token of `source`.
+__device__ __forceinline__ u64 *arrived(const Blocks &blocks, const Geometry &g, u32 to, u32 source,
+                                        u32 token, u32 piece) {
+    const u64 entry = (u64(source) * g.max_tokens + token) * PIECES + piece;
+    return blocks.of<u64>(to, g.lane.arrived) + entry;
+}
+
+// The flag in the block of `owner` for a piece of a partial sum.
+__device__ __forceinline__ u64 *returned(const Blocks &blocks, const Geometry &g, u32 owner, u32 slot,
+                                         u32 piece) {
+    return blocks.of<u64>(owner, g.lane.returned) + u64(slot) * PIECES + piece;
+}
+
+// Raises a flag behind what the warp has stored; every lane calls this, and `flag` is one lane's own or
+// null.
+__device__ __forceinline__ void raise(u64 *flag, u64 turn) {
+    __syncwarp();
+    if (flag != nullptr) {
+        ptx::store_release_sys(flag, turn);
+    }
+}
+
+// Waits for a flag, the same in every lane; whether it came. Then every lane sees what lies before it.
+__device__ __forceinline__ bool await(const wait::Waiter &waiter, wait::Phase phase, u32 culprit,
+                                      const u64 *flag, u64 turn) {
+    bool failed = false;
+    if (scan::lane() == 0) {
+        failed = waiter.wait_flag(phase, culprit, flag, turn) != 0;
+    }
+    failed = __shfl_sync(WHOLE, failed, 0);
+    __syncwarp();
+    return !failed;
+}
+
+// Addresses of rows to store to: one in each of the lanes in `lanes`.
+struct Targets {
+    u64 row;
+    u32 lanes;
+};
+
+// Copies a piece of a row to several.
+template <u32 DEPTH>
+__device__ __forceinline__ void move(u64 from, const Piece &piece, const Targets &to) {
+    const Quad *row = at<const Quad>(from);
+    for (u32 base = piece.begin; base < piece.end; base += DEPTH * WARP) {
+        const u32 first = base + scan::lane();
+        Quad quad[DEPTH];
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; ++i) {
+            if (first + i * WARP < piece.end) {
+                quad[i] = ptx::load_once(row + first + i * WARP);
+            }
+        }
+        for (u32 left = to.lanes; left != 0; left &= left - 1) {
+            Quad *target = at<Quad>(__shfl_sync(WHOLE, to.row, __ffs(left) - 1));
+#pragma unroll
+            for (u32 i = 0; i < DEPTH; ++i) {
+                if (first + i * WARP < piece.end) {
+                    ptx::store_quad(target + first + i * WARP, quad[i]);
+                }
+            }
+        }
+    }
+}
+
+} // namespace push

@@ -1,0 +1,470 @@
+#include "account.cuh"
+#include "lists.cuh"
+#include "push.cuh"
+#include "window.cuh"
+
+// A whole dispatch whose rows are pushed.
+//
+// The first blocks build the lists and write each to the rank that it is for. The next send: every token
+// goes once to each other rank of its experts, to a place that follows from its number, so that nothing
+// has to be known before. All others, and these once they are done, wait for the lists of every rank,
+// find from the counts where each row belongs, and bring the rows there: their own tokens from where the
+// caller left them, those of other ranks as their flags come. Nobody who sends waits for another rank.
+//
+// Compiled for blocks of 512 threads, one on a multiprocessor.
+
+constexpr u32 THREADS = 512;
+// Quads of a lane in flight.
+constexpr u32 DEPTH = 7;
+// Ranks of a group that pushes.
+constexpr u32 MOST_RANKS = 32;
+
+using scan::WARP;
+using scan::WHOLE;
+
+// Tables of the lists, and afterwards the first row of each source's pairs for each expert.
+extern __shared__ u32 tables[];
+
+struct Shared {
+    u32 items[MOST_RANKS + 1];
+    u32 pairs[MOST_RANKS + 1];
+    u32 pieces[MOST_RANKS];
+    // Items that the window takes.
+    u32 end;
+    bool yes;
+};
+__shared__ Shared shared;
+
+// The lists of a dispatch, each in the block of the rank that it is for.
+class PeerLists {
+  public:
+    __device__ __forceinline__ PeerLists(const Geometry &g, const Blocks &blocks)
+        : g_(g), blocks_(blocks) {}
+
+    __device__ __forceinline__ Item *item(u32 rank, u32 position) const {
+        return items::Lists::pushed_items(g_, blocks_, rank, g_.rank) + position;
+    }
+    __device__ __forceinline__ Pair *pair(u32 rank, u32 number) const {
+        return items::Lists::pushed_pairs(g_, blocks_, rank, g_.rank) + number;
+    }
+
+  private:
+    const Geometry &g_;
+    const Blocks &blocks_;
+};
+
+struct Dispatch {
+    const PushDispatchParams &p;
+    const wait::Waiter &waiter;
+    const Blocks &blocks;
+    u32 tokens;
+    u32 epoch;
+    u64 turn;
+
+    __device__ __forceinline__ const Geometry &g() const { return p.geometry; }
+    __device__ __forceinline__ LaneState *lane() const { return at<LaneState>(p.lane.state); }
+
+    // Waits until `word`, which blocks of this device count up, has `value`; whether it got there.
+    // Every thread of the block calls it.
+    __device__ __forceinline__ bool await_blocks(const u32 *word, u32 value) const {
+        bool failed = false;
+        if (threadIdx.x == 0) {
+            for (u32 look = 1; !failed && ptx::load_acquire_gpu(word) != value; ++look) {
+                failed = look % 1024 == 0 && waiter.held() != 0;
+            }
+        }
+        return !__syncthreads_or(failed);
+    }
+
+    // Adds this block to those that `word` counts, behind all that it wrote. Every thread calls it;
+    // whether it was the last of `blocks`.
+    __device__ __forceinline__ bool arrive(u32 *word, u32 blocks_of_team) const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            ptx::fence_acq_rel_sys();
+            shared.yes = ptx::fetch_add_acq_rel_gpu(word, 1) + 1 == blocks_of_team;
+        }
+        __syncthreads();
+        return shared.yes;
+    }
+
+    // This block's part of the lists.
+    __device__ __forceinline__ void list() const {
+        const Geometry &geometry = g();
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            const StepView step(p.state);
+            step.note_dispatch(p.ordinal);
+            lane()->silent = step.is_silent(p.ordinal, p.dependent != 0);
+            WindowState window{};
+            window.tokens = tokens;
+            *at<WindowState>(p.handle.window) = window;
+        }
+        const lists::Tables counted(geometry, tables, ptx::dynamic_shared_bytes() / sizeof(u32));
+        const u32 warp = threadIdx.x / WARP;
+        const bool mine = warp < counted.warps();
+        const lists::Stretch stretch =
+            lists::stretch_of(mine ? tokens : 0, blockIdx.x * counted.warps() + warp,
+                              p.listers * counted.warps());
+        const lists::Counts counts = counted.of_warp(lists::own_warp(counted));
+        counted.clear();
+        lists::count_all(p, stretch, counts);
+        __syncthreads();
+        u32 *of_blocks = at<u32>(p.block_counts);
+        const u32 columns = counted.columns();
+        counted.sum([&](u32 column, u32 sum) { of_blocks[blockIdx.x * columns + column] = sum; });
+        arrive(&lane()->counted, p.listers);
+        if (!await_blocks(&lane()->counted, p.listers)) {
+            return;
+        }
+        if (ptx::load_acquire_gpu(&lane()->silent) != 0) {
+            for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < tokens; i += p.listers * THREADS) {
+                at<u32>(p.handle.fanouts)[i] = 0;
+            }
+        } else {
+            const u32 experts = geometry.world * geometry.slots;
+            const lists::Counts all = lists::totals(p);
+            counted.shift([&](u32 column) {
+                u32 before = 0;
+                u32 sum = 0;
+                for (u32 block = 0; block < p.listers; ++block) {
+                    const u32 part =
+                        ptx::load_relaxed_sys(of_blocks + block * columns + column);
+                    before += block < blockIdx.x ? part : 0;
+                    sum += part;
+                }
+                if (blockIdx.x == 0) {
+                    (column < experts ? all.experts[column] : all.ranks[column - experts]) = sum;
+                }
+                return before;
+            });
+            lists::write_all(p, PeerLists(geometry, blocks), stretch, counts);
+        }
+        if (arrive(&lane()->listed, p.listers)) {
+            announce();
+        }
+    }
+
+    // Tells every rank, this one included, what is for it.
+    __device__ __forceinline__ void announce() const {
+        const Geometry &geometry = g();
+        const bool silent = ptx::load_acquire_gpu(&lane()->silent) != 0;
+        const u32 *per_rank = at<const u32>(p.rank_counts);
+        const u32 *per_expert = at<const u32>(p.expert_counts);
+        for (u32 to = threadIdx.x; to < geometry.world; to += THREADS) {
+            DispatchHeader header{};
+            header.step = StepView(p.state).step();
+            header.ordinal = p.ordinal;
+            header.items = silent ? 0 : ptx::load_relaxed_sys(per_rank + 2 * to);
+            header.pairs = silent ? 0 : ptx::load_relaxed_sys(per_rank + 2 * to + 1);
+            header.transfer = TRANSFER_PUSH;
+            header.pieces = p.pieces;
+            blocks.of<DispatchHeader>(to, geometry.lane.dispatch_headers)[geometry.rank] = header;
+        }
+        for (u32 i = threadIdx.x; i < geometry.world * geometry.slots; i += THREADS) {
+            u32 *counts = blocks.of<u32>(i / geometry.slots, geometry.lane.counts) +
+                          u64(geometry.rank) * geometry.slots;
+            counts[i % geometry.slots] = silent ? 0 : ptx::load_relaxed_sys(per_expert + i);
+        }
+        __syncthreads();
+        for (u32 n = threadIdx.x; n < geometry.world; n += THREADS) {
+            const u32 to = nth_peer(geometry, n);
+            waiter.signal(blocks.of<u32>(to, geometry.lane.dispatch_words) + geometry.rank, epoch);
+        }
+    }
+
+    // One piece of a token to every other rank of its experts.
+    __device__ __forceinline__ void send(u32 token, u32 number) const {
+        const Geometry &geometry = g();
+        const u32 choice = scan::lane();
+        u32 rank = NONE;
+        if (choice < geometry.top_k) {
+            const u64 entry = u64(token) * geometry.top_k + choice;
+            const i64 id = p.id_bytes == 8 ? at<const i64>(p.topk_ids)[entry]
+                                           : i64(at<const i32>(p.topk_ids)[entry]);
+            if (id >= 0 && id < i64(geometry.experts)) {
+                rank = at<const ExpertHomeEntry>(p.homes)[id].rank;
+            }
+        }
+        const u32 same = __match_any_sync(WHOLE, rank);
+        const bool leads = rank != NONE && rank != geometry.rank && u32(__ffs(same)) == choice + 1;
+        const u32 leaders = __ballot_sync(WHOLE, leads);
+        if (leaders == 0) {
+            return;
+        }
+        push::Targets to{0, leaders};
+        const u32 row_bytes = geometry.row_bytes;
+        if (leads) {
+            to.row = push::rows_in(blocks, geometry, geometry.lane.pushed_rows, rank, geometry.rank,
+                                   row_bytes) +
+                     u64(token) * row_bytes;
+        }
+        const push::Piece piece = push::piece_of(row_bytes / sizeof(Quad), number, p.pieces);
+        push::move<DEPTH>(p.tokens + u64(token) * row_bytes, piece, to);
+        const u32 scale_bytes = geometry.scale_bytes;
+        if (number == 0 && scale_bytes != 0) {
+            if (leads) {
+                to.row = push::rows_in(blocks, geometry, geometry.lane.pushed_scales, rank,
+                                       geometry.rank, scale_bytes) +
+                         u64(token) * scale_bytes;
+            }
+            const push::Piece whole{0, u32(scale_bytes / sizeof(Quad))};
+            push::move<1>(p.scales + u64(token) * scale_bytes, whole, to);
+        }
+        u64 *flag = leads ? push::arrived(blocks, geometry, rank, geometry.rank, token, number)
+                          : nullptr;
+        push::raise(flag, turn);
+    }
+
+    // This block's part of the tokens: the first of them before the last, over all blocks that send.
+    __device__ __forceinline__ void send_all() const {
+        const u32 block = blockIdx.x - p.listers;
+        const u64 units = u64(tokens) * p.pieces;
+        const u32 stride = p.senders * (THREADS / WARP);
+        for (u64 unit = threadIdx.x / WARP * p.senders + block; unit < units; unit += stride) {
+            send(u32(unit / p.pieces), u32(unit % p.pieces));
+        }
+    }
+
+    // Waits for the lists of every rank, and finds where each row belongs; whether all came. Every
+    // thread of the block calls it.
+    __device__ __forceinline__ bool place() const {
+        using wait::Phase;
+        const Geometry &geometry = g();
+        const DispatchHeader *headers = blocks.own<DispatchHeader>(geometry.lane.dispatch_headers);
+        const u32 *words = blocks.own<u32>(geometry.lane.dispatch_words);
+        if (!wait_all(waiter, Phase::Dispatch, words, geometry.world, epoch) ||
+            !all_here(waiter, Phase::Dispatch, headers, geometry.world, StepView(p.state).step(),
+                      p.ordinal)) {
+            return false;
+        }
+        if (threadIdx.x < geometry.world) {
+            shared.items[threadIdx.x] = headers[threadIdx.x].items;
+            shared.pairs[threadIdx.x] = headers[threadIdx.x].pairs;
+            shared.pieces[threadIdx.x] = headers[threadIdx.x].pieces;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            u32 items = 0;
+            u32 pairs = 0;
+            for (u32 source = 0; source < geometry.world; ++source) {
+                const u32 more_items = shared.items[source];
+                const u32 more_pairs = shared.pairs[source];
+                shared.items[source] = items;
+                shared.pairs[source] = pairs;
+                items += more_items;
+                pairs += more_pairs;
+            }
+            shared.items[geometry.world] = items;
+            shared.pairs[geometry.world] = pairs;
+            shared.end = items;
+        }
+        if (blockIdx.x == 0) {
+            // The handle and the counters of the step are one block's to fill.
+            account::take_stock(p, blocks);
+            windows::advance(p, waiter, blocks);
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                ptx::store_release_gpu(&lane()->placed, epoch);
+            }
+        }
+        const u32 *counts = blocks.own<u32>(geometry.lane.counts);
+        u32 end = 0;
+        for (u32 first = 0; first < geometry.slots; first += THREADS) {
+            const u32 slot = first + threadIdx.x;
+            u32 rows = 0;
+            if (slot < geometry.slots) {
+                for (u32 source = 0; source < geometry.world; ++source) {
+                    tables[source * geometry.slots + slot] = rows;
+                    rows += counts[source * geometry.slots + slot];
+                }
+                rows = round_up(rows, geometry.alignment);
+            }
+            u32 more;
+            const u32 before = end + scan::block_exclusive(rows, more);
+            for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
+                tables[source * geometry.slots + slot] += before;
+            }
+            end += more;
+        }
+        __syncthreads();
+        if (geometry.flat != 0) {
+            end = round_up(shared.items[geometry.world], geometry.alignment);
+        }
+        return end <= min(*at<const u32>(p.capacity), p.row_limit) || place_some();
+    }
+
+    // The same where not all fits: the first block finds out what does.
+    __device__ __forceinline__ bool place_some() const {
+        const Geometry &geometry = g();
+        if (!await_blocks(&lane()->placed, epoch)) {
+            return false;
+        }
+        if (threadIdx.x == 0) {
+            shared.end = at<const WindowState>(p.handle.window)->end;
+        }
+        for (u32 i = threadIdx.x; i < geometry.world * geometry.slots; i += THREADS) {
+            const u32 slot = i % geometry.slots;
+            tables[i] = at<const u32>(p.handle.bases)[i] +
+                        (slot < geometry.local_experts
+                             ? u32(at<const i32>(p.handle.expert_offsets)[slot])
+                             : 0);
+        }
+        __syncthreads();
+        return true;
+    }
+
+    // Brings one piece of an item to the rows of its experts; whether that could be done.
+    __device__ __forceinline__ bool receive(u32 source, u32 position, u32 number) const {
+        const Geometry &geometry = g();
+        const u32 arrival = shared.items[source] + position;
+        const Item item =
+            items::load(items::Lists::pushed_items(geometry, blocks, geometry.rank, source) + position);
+        const u32 begin = shared.pairs[source] + item.pair_begin;
+        const bool first_piece = number == 0;
+        RowRef reference{};
+        push::Targets rows{0, 0};
+        if (scan::lane() < item.pairs) {
+            const Pair pair = items::load(
+                items::Lists::pushed_pairs(geometry, blocks, geometry.rank, source) +
+                item.pair_begin + scan::lane());
+            const u32 row = geometry.flat != 0
+                                ? arrival
+                                : tables[source * geometry.slots + pair.slot] + pair.index;
+            reference = RowRef{row, pair.weight, pair.choice, pair.slot};
+            rows.row = p.rows + u64(row) * geometry.row_bytes;
+            if (first_piece) {
+                at<RowRef>(p.handle.pairs)[begin + scan::lane()] = reference;
+                if (p.handle.row_weights != 0) {
+                    items::annotate(geometry, p.handle, reference, scan::lane());
+                }
+            }
+        }
+        // In the flat layout all pairs of an item share one row.
+        rows.lanes = geometry.flat != 0 ? 1 : __ballot_sync(WHOLE, scan::lane() < item.pairs);
+        if (first_piece && scan::lane() == 0) {
+            at<WindowItem>(p.handle.items)[arrival] =
+                WindowItem{source, item.slot, begin, item.pairs};
+        }
+        const bool own = source == geometry.rank;
+        if (!own) {
+            const u64 *flag =
+                push::arrived(blocks, geometry, geometry.rank, source, item.token, number);
+            if (!push::await(waiter, wait::Phase::Dispatch, source, flag, turn)) {
+                return false;
+            }
+        }
+        const u32 row_bytes = geometry.row_bytes;
+        const u64 from = own ? p.tokens
+                             : push::rows_in(blocks, geometry, geometry.lane.pushed_rows,
+                                             geometry.rank, source, row_bytes);
+        const push::Piece piece =
+            push::piece_of(row_bytes / sizeof(Quad), number, shared.pieces[source]);
+        push::move<DEPTH>(from + u64(item.token) * row_bytes, piece, rows);
+        const u32 scale_bytes = geometry.scale_bytes;
+        if (first_piece && scale_bytes != 0) {
+            const u64 scales = own ? p.scales
+                                   : push::rows_in(blocks, geometry, geometry.lane.pushed_scales,
+                                                   geometry.rank, source, scale_bytes);
+            rows.row = p.received_scales + u64(reference.row) * scale_bytes;
+            const push::Piece whole{0, u32(scale_bytes / sizeof(Quad))};
+            push::move<1>(scales + u64(item.token) * scale_bytes, whole, rows);
+        }
+        if (first_piece && geometry.flat != 0 && p.handle.row_weights != 0) {
+            items::annotate_rest(geometry, p.handle, arrival, item.pairs);
+        }
+        return true;
+    }
+
+    // Pieces of the window's items as warps come free: of every source in turn, in the order in which
+    // each sends them.
+    __device__ __forceinline__ void receive_all() const {
+        const Geometry &geometry = g();
+        u32 most = 0;
+        for (u32 source = 0; source < geometry.world; ++source) {
+            const u32 first = min(shared.items[source], shared.end);
+            const u32 items = min(shared.items[source + 1], shared.end) - first;
+            most = max(most, items * shared.pieces[source]);
+        }
+        const u32 units = most * geometry.world;
+        const u32 warps = gridDim.x * (THREADS / WARP);
+        // Where there is at most one for each warp there is nothing to share out.
+        const bool shares = units > warps;
+        u32 unit = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+        for (;;) {
+            if (shares) {
+                unit = scan::lane() == 0 ? atomicAdd(&lane()->taken, 1) : 0;
+                unit = __shfl_sync(WHOLE, unit, 0);
+            }
+            if (unit >= units) {
+                return;
+            }
+            const u32 source = nth_peer(geometry, unit % geometry.world);
+            const u32 pieces = shared.pieces[source];
+            const u32 position = unit / geometry.world / pieces;
+            const u32 end = min(shared.items[source + 1], shared.end);
+            if (shared.items[source] + position < end &&
+                !receive(source, position, unit / geometry.world % pieces)) {
+                return;
+            }
+            if (!shares) {
+                return;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void clear_padding() const {
+        const Geometry &geometry = g();
+        if (geometry.flat != 0) {
+            return;
+        }
+        const bool all = shared.end == shared.items[geometry.world];
+        const u32 *counts = blocks.own<u32>(geometry.lane.counts);
+        items::clear_padding(geometry, p.handle, p.rows, p.received_scales, [&](u32 expert) {
+            if (!all) {
+                return items::padding_of(p.handle, expert);
+            }
+            const u32 last = (geometry.world - 1) * geometry.slots + expert;
+            const u32 begin = tables[last] + counts[last];
+            return items::Padding{begin, tables[expert] + round_up(begin - tables[expert],
+                                                                   geometry.alignment)};
+        });
+    }
+
+    __device__ __forceinline__ void run() const {
+        if (blockIdx.x < p.listers) {
+            list();
+        } else if (blockIdx.x < p.listers + p.senders && !StepView(p.state).drained()) {
+            send_all();
+        }
+        __syncthreads();
+        if (!place()) {
+            return;
+        }
+        receive_all();
+        clear_padding();
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    push_dispatch(const __grid_constant__ PushDispatchParams p) {
+    const wait::Waiter waiter(p.wait);
+    const Blocks blocks(p.lane, p.geometry);
+    LaneState *lane = at<LaneState>(p.lane.state);
+    const u32 given = p.num_tokens_word != 0 ? *at<const u32>(p.num_tokens_word) : p.num_tokens;
+    const u32 epoch = lane->epoch + 1;
+    const u64 turn = lane->turn + 1;
+    if (!faulted(waiter)) {
+        if (given <= p.num_tokens) {
+            Dispatch{p, waiter, blocks, given, epoch, turn}.run();
+        } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+            waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Dispatch, p.geometry.rank);
+        }
+    }
+    if (last_to_arrive(lane)) {
+        if (threadIdx.x == 0) {
+            lane->epoch = epoch;
+            lane->turn = turn;
+            lane->counted = lane->listed = lane->taken = 0;
+        }
+    }
+}

@@ -1,0 +1,196 @@
+// The longest prefix of the items that are left whose rows, each expert's padded to the alignment, fit
+// the capacity. An item is taken whole or not at all.
+//
+// Where all that is left fits, which the counts alone tell, the lists are not looked at. Else the end is
+// found from the largest power of two down: the rows of a prefix grow with it, so a stretch that does
+// not fit behind what is taken already rules out every longer one.
+//
+// Written over parameter blocks that have the fields of `WindowParams`; one block calls these.
+#pragma once
+
+#include "items.cuh"
+#include "loop.cuh"
+
+namespace windows {
+
+// What this window has so far.
+struct Taken {
+    u32 items;
+    u32 pairs;
+};
+
+// Sum over the local experts of the rows that `count(expert)` gives, each padded.
+template <typename Count>
+__device__ __forceinline__ u32 padded_rows(const Geometry &g, Count count) {
+    u32 rows = 0;
+    for (u32 expert = threadIdx.x; expert < g.local_experts; expert += blockDim.x) {
+        rows += round_up(count(expert), g.alignment);
+    }
+    return scan::block_sum(rows);
+}
+
+// Pairs of this window for an expert. They are counted by atomics, which do not go through this
+// multiprocessor's cache.
+template <typename Params>
+__device__ __forceinline__ u32 count_of(const Params &p, u32 expert) {
+    return ptx::load_relaxed_sys(at<const u32>(p.handle.tokens_per_expert) + expert);
+}
+
+// Pairs for an expert that no window has taken yet.
+template <typename Params>
+__device__ __forceinline__ u32 left_of(const Params &p, const Blocks &blocks, u32 expert) {
+    const Geometry &g = p.geometry;
+    const u64 last = u64(g.world - 1) * g.slots + expert;
+    const u32 all = at<const u32>(p.handle.bases)[last] + blocks.own<u32>(g.lane.counts)[last];
+    return all - at<const u32>(p.handle.taken)[expert];
+}
+
+// Adds `sign` for each pair of `count` items from `first` on to the experts' counts; returns the pairs.
+// The counts are those that the experts will see; nothing else looks at them yet.
+template <typename Params>
+__device__ __forceinline__ u32 add_items(const Params &p, const Blocks &blocks, u32 first,
+                                         u32 count, i32 sign) {
+    const Geometry &g = p.geometry;
+    const u32 *source_items = at<const u32>(p.handle.source_items);
+    i32 *counts = at<i32>(p.handle.tokens_per_expert);
+    u32 added = 0;
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+        const u32 position = first + i;
+        u32 source = 0;
+        while (source_items[source + 1] <= position) {
+            ++source;
+        }
+        const items::Lists lists(g, blocks, source);
+        const Item item = items::load(lists.items + (position - source_items[source]));
+        const Pair *pairs = lists.pairs + item.pair_begin;
+        for (u32 pair = 0; pair < item.pairs; ++pair) {
+            atomicAdd(counts + items::load(pairs + pair).slot, sign);
+        }
+        added += item.pairs;
+    }
+    return scan::block_sum(added);
+}
+
+// Counts of the experts are zero before this, and those of the window afterwards.
+template <typename Params>
+__device__ __forceinline__ Taken take_some(const Params &p, const Blocks &blocks, u32 begin,
+                                           u32 left, u32 capacity) {
+    const Geometry &g = p.geometry;
+    if (g.flat != 0) {
+        const u32 items = min(capacity / g.alignment * g.alignment, left);
+        return Taken{items, add_items(p, blocks, begin, items, 1)};
+    }
+    Taken taken{};
+    for (u32 stretch = 1u << (31 - __clz(left)); stretch > 0; stretch /= 2) {
+        if (stretch > left - taken.items) {
+            continue;
+        }
+        const u32 first = begin + taken.items;
+        const u32 pairs = add_items(p, blocks, first, stretch, 1);
+        __syncthreads();
+        const u32 rows = padded_rows(g, [&](u32 expert) { return count_of(p, expert); });
+        if (rows <= capacity) {
+            taken.items += stretch;
+            taken.pairs += pairs;
+        } else {
+            add_items(p, blocks, first, stretch, -1);
+        }
+        __syncthreads();
+    }
+    return taken;
+}
+
+template <typename Params>
+__device__ __forceinline__ Taken take(const Params &p, const Blocks &blocks,
+                                      const WindowState &window, u32 capacity) {
+    const Geometry &g = p.geometry;
+    const u32 left = window.items - window.end;
+    if (left == 0) {
+        return Taken{};
+    }
+    const u32 rows = g.flat != 0
+                         ? round_up(left, g.alignment)
+                         : padded_rows(g, [&](u32 expert) { return left_of(p, blocks, expert); });
+    if (rows > capacity) {
+        return take_some(p, blocks, window.end, left, capacity);
+    }
+    for (u32 expert = threadIdx.x; expert < g.local_experts; expert += blockDim.x) {
+        at<i32>(p.handle.tokens_per_expert)[expert] = i32(left_of(p, blocks, expert));
+    }
+    __syncthreads();
+    return Taken{left, window.pairs - window.pair_begin - window.window_pairs};
+}
+
+// First row of each expert; returns the end of the last.
+template <typename Params>
+__device__ __forceinline__ u32 lay_out(const Params &p, u32 items) {
+    const Geometry &g = p.geometry;
+    i32 *offsets = at<i32>(p.handle.expert_offsets);
+    u32 end = 0;
+    for (u32 first = 0; first < g.local_experts; first += blockDim.x) {
+        const u32 expert = first + threadIdx.x;
+        const bool mine = expert < g.local_experts;
+        const u32 rows = mine && g.flat == 0 ? round_up(count_of(p, expert), g.alignment) : 0;
+        u32 more;
+        const u32 before = scan::block_exclusive(rows, more);
+        if (mine) {
+            offsets[expert] = i32(end + before);
+        }
+        end += more;
+    }
+    end = g.flat == 0 ? end : items;
+    if (threadIdx.x == 0) {
+        offsets[g.local_experts] = i32(end);
+    }
+    return end;
+}
+
+// What one thread does with the result: `window` is as before.
+template <typename Params>
+__device__ __forceinline__ void conclude(const Params &p, const wait::Waiter &waiter,
+                                         WindowState window, const Taken &taken, u32 capacity,
+                                         u32 total) {
+    window.begin = window.end;
+    window.end += taken.items;
+    window.pair_begin += window.window_pairs;
+    window.window_pairs = taken.pairs;
+    window.capacity = capacity;
+    window.windows += window.silent == 0;
+    *at<WindowState>(p.handle.window) = window;
+    *at<i32>(p.handle.total) = i32(total);
+    const StepView step(p.state);
+    step.note_window(window.windows, capacity);
+    step.add_delivered(taken.pairs);
+    const bool left = window.silent == 0 && window.end < window.items;
+    if (p.condition != 0) {
+        if (left && taken.items == 0) {
+            waiter.fail(wait::FaultKind::NoProgress, wait::Phase::Dispatch, p.geometry.rank);
+        }
+        set_condition(p.condition, left && taken.items > 0);
+    }
+    if (p.last != 0) {
+        step.add_dropped(window.pairs - window.pair_begin - window.window_pairs);
+    }
+}
+
+// Takes the next window and lays it out.
+template <typename Params>
+__device__ __forceinline__ void advance(const Params &p, const wait::Waiter &waiter,
+                                        const Blocks &blocks) {
+    const Geometry &g = p.geometry;
+    const WindowState state = *at<const WindowState>(p.handle.window);
+    const u32 capacity = min(*at<const u32>(p.capacity), p.row_limit);
+    for (u32 expert = threadIdx.x; expert < g.local_experts; expert += blockDim.x) {
+        i32 *count = at<i32>(p.handle.tokens_per_expert) + expert;
+        at<u32>(p.handle.taken)[expert] += u32(*count);
+        *count = 0;
+    }
+    __syncthreads();
+    const Taken taken = state.silent == 0 ? take(p, blocks, state, capacity) : Taken{};
+    const u32 total = lay_out(p, taken.items);
+    if (threadIdx.x == 0) {
+        conclude(p, waiter, state, taken, capacity, total);
+    }
+}
+
+} // namespace windows
