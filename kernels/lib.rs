@@ -62,6 +62,22 @@ pub mod probes {
     pub const MEET: Text = ("probes/meet.cu", include_str!("probes/meet.cu"));
 }
 
+/// Kernels that measure what a device can do at best.
+pub mod limits {
+    use super::Text;
+
+    /// Copies from end to end.
+    pub const COPY: Text = ("limits/copy.cu", include_str!("limits/copy.cu"));
+    /// Waits until every rank has come.
+    pub const ALIGN: Text = ("limits/align.cu", include_str!("limits/align.cu"));
+    /// Sends a word to and fro between two ranks.
+    pub const PING_PONG: Text = ("limits/ping_pong.cu", include_str!("limits/ping_pong.cu"));
+    /// Does nothing.
+    pub const EMPTY: Text = ("limits/empty.cu", include_str!("limits/empty.cu"));
+    /// A loop whose trips do nothing.
+    pub const TRIP: Text = ("limits/trip.cu", include_str!("limits/trip.cu"));
+}
+
 /// Kernels of dispatch and combine.
 pub mod dispatch {
     use super::Text;

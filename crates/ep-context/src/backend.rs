@@ -46,6 +46,8 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     type Recording: Debug + Send + 'static;
     /// A graph ready to be replayed. It owns what its recording owned.
     type Executable: Debug + Send + Sync + 'static;
+    /// A place in a stream's work whose time can be taken; a clone is the same place.
+    type Mark: Clone + Debug + Send + Sync + 'static;
 
     /// A new stream. `name` appears in thread names, traces and errors.
     fn stream(&self, name: &str) -> Result<Self::Stream, BackendError>;
@@ -235,6 +237,23 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
 
     /// The number of operations in the graph, those of loop bodies included.
     fn node_count(&self, executable: &Self::Executable) -> usize;
+
+    /// A new mark, that nothing has reached yet. May allocate.
+    fn mark(&self) -> Result<Self::Mark, BackendError>;
+
+    /// Queues or records: the time at which the stream gets here is kept in `mark`, until it gets
+    /// here again. A recording and its graphs keep the mark alive. Refused in the body of a loop,
+    /// which no graph of a GPU can time.
+    fn reach(&self, stream: &Self::Stream, mark: &Self::Mark) -> Result<(), BackendError>;
+
+    /// Microseconds from one mark to another of this device; negative where `to` was reached first.
+    /// Waits for nothing: both were reached by work that was waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Unreached`] if one was not, [`BackendError::Invalid`] for marks of another
+    /// device.
+    fn microseconds(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64, BackendError>;
 }
 
 /// What the kernels of a rank run on.
@@ -401,6 +420,12 @@ pub enum BackendError {
         /// The operation.
         operation: String,
         /// What it reported.
+        reason: String,
+    },
+    /// A mark has no time.
+    #[error("the time between two marks is not known: {reason}")]
+    Unreached {
+        /// Which mark it is, or what it still waits for.
         reason: String,
     },
     /// A size or range that the device cannot take.

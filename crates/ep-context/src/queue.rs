@@ -157,6 +157,15 @@ impl<'a, B: Backend> Queue<'a, B> {
         // SAFETY: the range is inside its slice, which outlives this blocking call.
         unsafe { self.backend.download(&self.stream, from.address(), into) }
     }
+
+    /// Queues or records taking the time at which the stream gets here, see [`Backend::reach`].
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Recording`] in the body of a loop, and the failure of earlier work.
+    pub fn reach(&self, mark: &B::Mark) -> Result<(), BackendError> {
+        self.backend.reach(&self.stream, mark)
+    }
 }
 
 impl<B: Backend> fmt::Debug for Queue<'_, B> {

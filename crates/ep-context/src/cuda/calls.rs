@@ -11,8 +11,18 @@ use cudarc::driver::sys;
 use super::driver::{Class, Driver, DriverError, count, lacks};
 use crate::backend::BackendError;
 
+/// The binding to compare an entry with: that of its own name, or the one that is named.
+macro_rules! binding {
+    ($name:ident) => {
+        sys::$name
+    };
+    ($name:ident $other:ident) => {
+        sys::$other
+    };
+}
+
 macro_rules! driver_calls {
-    ($($class:ident $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
+    ($($class:ident $name:ident($($arg:ident: $ty:ty),* $(,)?) $(typed as $other:ident)?;)*) => {
         /// The driver's entry points. The result is a plain number: an enum that came from outside
         /// with a value of its own would be undefined behaviour.
         #[allow(non_snake_case)]
@@ -42,7 +52,7 @@ macro_rules! driver_calls {
         }
 
         // The argument types above are those of cudarc's bindings, or this does not compile.
-        $(const _: unsafe fn($($ty),*) -> sys::CUresult = sys::$name;)*
+        $(const _: unsafe fn($($ty),*) -> sys::CUresult = binding!($name $($other)?);)*
 
         #[allow(non_snake_case, clippy::too_many_arguments)]
         impl Driver {
@@ -104,6 +114,10 @@ driver_calls! {
     Queue cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
     Query cuEventQuery(event: sys::CUevent);
     Wait cuEventSynchronize(event: sys::CUevent);
+    Queue cuEventRecordWithFlags(event: sys::CUevent, stream: sys::CUstream, flags: c_uint);
+    // The bindings for CUDA 13 know the second version alone, which drivers before 12.8 lack.
+    Query cuEventElapsedTime(milliseconds: *mut f32, from: sys::CUevent, to: sys::CUevent) typed as cuEventElapsedTime_v2;
+    Allocate cuEventDestroy_v2(event: sys::CUevent);
 
     Queue cuMemcpyHtoDAsync_v2(to: sys::CUdeviceptr, from: *const c_void, bytes: usize, stream: sys::CUstream);
     Wait cuMemcpyDtoHAsync_v2(to: *mut c_void, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);

@@ -105,6 +105,7 @@ pub(super) struct DriverError {
 pub(super) const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 pub(super) const INVALID_VALUE: u32 = sys::CUresult::CUDA_ERROR_INVALID_VALUE as u32;
 pub(super) const NOT_SUPPORTED: u32 = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as u32;
+pub(super) const INVALID_HANDLE: u32 = sys::CUresult::CUDA_ERROR_INVALID_HANDLE as u32;
 pub(super) const NOT_READY: u32 = sys::CUresult::CUDA_ERROR_NOT_READY as u32;
 pub(super) const UPDATE_FAILURE: u32 = sys::CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE as u32;
 

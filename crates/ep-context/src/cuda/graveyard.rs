@@ -10,7 +10,7 @@ use std::mem;
 use std::sync::Mutex;
 
 use super::device::Device;
-use super::driver::{Driver, DriverError, ExecHandle, GraphHandle, Handle};
+use super::driver::{Driver, DriverError, EventHandle, ExecHandle, GraphHandle, Handle};
 use super::lock;
 use super::remains::Remains;
 
@@ -27,6 +27,8 @@ pub(super) enum Grave {
     Graph(GraphHandle),
     /// An executable graph.
     Exec(ExecHandle),
+    /// An event that took times.
+    Event(EventHandle),
     /// A stream, with what its queued work uses.
     Stream(Box<Remains>),
 }
@@ -92,6 +94,8 @@ impl Grave {
             Grave::Graph(graph) => unsafe { driver.cuGraphDestroy(graph.0) },
             // SAFETY: the handle's owner is gone, and so are all replays, which retained it.
             Grave::Exec(exec) => unsafe { driver.cuGraphExecDestroy(exec.0) },
+            // SAFETY: the handle's owner is gone, and so are queued work and graphs, which retained it.
+            Grave::Event(event) => unsafe { driver.cuEventDestroy_v2(event.0) },
             Grave::Stream(remains) => {
                 return remains.settle(device, driver).map(Box::new).map(Grave::Stream);
             }

@@ -66,6 +66,7 @@ mod growable;
 mod in_flight;
 mod launch;
 mod mapping;
+mod mark;
 mod memory;
 mod module;
 mod nvrtc;
@@ -85,6 +86,7 @@ pub use driver::DriverCalls;
 pub use graph::{CudaExecutable, CudaRecording};
 pub use growable::CudaGrowable;
 pub use launch::CudaKernel;
+pub use mark::CudaMark;
 pub use memory::{CudaMapped, CudaMemory};
 pub use nvrtc::nvrtc_version;
 pub use options::CudaOptions;
@@ -216,6 +218,7 @@ impl Backend for CudaBackend {
     type Loaded<K: Kernel> = CudaKernel<K>;
     type Recording = CudaRecording;
     type Executable = CudaExecutable;
+    type Mark = CudaMark;
 
     fn stream(&self, name: &str) -> Result<CudaStream, BackendError> {
         self.collect()?;
@@ -412,5 +415,18 @@ impl Backend for CudaBackend {
     /// A loop, or a graph within the graph, counts as one operation beside those in it.
     fn node_count(&self, executable: &CudaExecutable) -> usize {
         executable.node_count()
+    }
+
+    fn mark(&self) -> Result<CudaMark, BackendError> {
+        CudaMark::new(self.device())
+    }
+
+    fn reach(&self, stream: &CudaStream, mark: &CudaMark) -> Result<(), BackendError> {
+        mark.reach(stream)
+    }
+
+    /// To half a microsecond or better.
+    fn microseconds(&self, from: &CudaMark, to: &CudaMark) -> Result<f64, BackendError> {
+        mark::microseconds(self.device(), from, to)
     }
 }

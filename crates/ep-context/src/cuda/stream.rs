@@ -98,12 +98,23 @@ impl CudaStream {
         retained: &[Retained],
         call: impl FnOnce(&'static Driver, sys::CUstream) -> Result<(), DriverError>,
     ) -> Result<(), BackendError> {
+        self.submit_knowing(operation, retained, |driver, stream, _| call(driver, stream))
+    }
+
+    /// As [`CudaStream::submit`], for a call that is another where it records: the third argument
+    /// says whether it does.
+    pub(super) fn submit_knowing(
+        &self,
+        operation: &'static str,
+        retained: &[Retained],
+        call: impl FnOnce(&'static Driver, sys::CUstream, bool) -> Result<(), DriverError>,
+    ) -> Result<(), BackendError> {
         let inner = &*self.inner;
         let mut state = lock(&inner.state);
         let released = inner.device.enter(|driver| {
             if let Some(mut open) = state.part.open(operation)? {
                 let (recorder, target) = open.target(inner.handle, self.id(), operation)?;
-                call(driver, target.0).map_err(|error| inner.failed(operation, error))?;
+                call(driver, target.0, true).map_err(|error| inner.failed(operation, error))?;
                 recorder.retain(retained);
                 return Ok(Vec::new());
             }
@@ -111,7 +122,7 @@ impl CudaStream {
                 return Err(refused(operation, ENDED_BODY));
             }
             inner.refuse_foreign_capture(driver, operation)?;
-            call(driver, inner.handle.0).map_err(|error| inner.failed(operation, error))?;
+            call(driver, inner.handle.0, false).map_err(|error| inner.failed(operation, error))?;
             let (device, stream) = (&inner.device, inner.handle);
             Ok(state.in_flight.hold(device, driver, stream, inner.borrowed, retained))
         });

@@ -22,6 +22,7 @@ use crate::kernel::Kernel;
 mod event;
 mod graph;
 mod mapping;
+mod mark;
 mod memory;
 mod operation;
 mod order;
@@ -34,6 +35,7 @@ mod testing;
 mod worker;
 
 pub use graph::{HostExecutable, HostRecording};
+pub use mark::HostMark;
 pub use memory::{HostGrowable, HostMemory};
 pub use shared::{HostPeer, HostShared};
 pub use stream::HostStream;
@@ -155,6 +157,7 @@ impl Backend for HostBackend {
     type Loaded<K: Kernel> = HostKernel<K>;
     type Recording = HostRecording;
     type Executable = HostExecutable;
+    type Mark = HostMark;
 
     fn stream(&self, name: &str) -> Result<HostStream, BackendError> {
         HostStream::new(&self.inner.options.label, name)
@@ -342,6 +345,21 @@ impl Backend for HostBackend {
     /// A loop, or a graph within the graph, counts as one operation beside those in it.
     fn node_count(&self, executable: &HostExecutable) -> usize {
         executable.replay().count()
+    }
+
+    fn mark(&self) -> Result<HostMark, BackendError> {
+        Ok(HostMark::default())
+    }
+
+    fn reach(&self, stream: &HostStream, mark: &HostMark) -> Result<(), BackendError> {
+        stream.refuse_body("reach", "no graph of a GPU takes a time there")?;
+        // SAFETY: the operation holds its mark and touches no memory of a device.
+        unsafe { stream.submit(Operation::Reach(mark.clone()), &[]) }
+    }
+
+    /// All devices of the host have one clock, so that marks of any of them can be compared.
+    fn microseconds(&self, from: &HostMark, to: &HostMark) -> Result<f64, BackendError> {
+        mark::microseconds(from, to)
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::event::{Await, Signal};
 use super::graph::Replay;
+use super::mark::HostMark;
 use crate::backend::BackendError;
 use crate::kernel::Kernel;
 
@@ -21,6 +22,7 @@ pub(super) enum Operation {
     Upload { to: u64, data: Box<[u8]> },
     While { condition: Arc<AtomicU32>, body: Vec<Operation> },
     Replay(Replay),
+    Reach(HostMark),
     Signal(Signal),
     Await(Await),
 }
@@ -39,6 +41,7 @@ impl Operation {
             Self::Upload { .. } => "upload",
             Self::While { .. } => "loop",
             Self::Replay(_) => "replay",
+            Self::Reach(_) => "reach",
             Self::Signal(_) | Self::Await(_) => "order",
         }
     }
@@ -94,6 +97,7 @@ impl Operation {
             }
             // SAFETY: recorded under the promise that every replay may rely on it.
             Self::Replay(replay) => unsafe { replay.run()? },
+            Self::Reach(mark) => mark.reach(),
             Self::Signal(signal) => signal.pass(),
             Self::Await(moment) => moment.wait()?,
         }

@@ -91,6 +91,18 @@ impl HostStream {
         }
     }
 
+    /// Fails on the body of a loop, saying that `operation` cannot stand there and why.
+    pub(super) fn refuse_body(
+        &self,
+        operation: &'static str,
+        reason: &str,
+    ) -> Result<(), BackendError> {
+        if self.body.is_some() {
+            return Err(refused(operation, &format!("this is the body of a loop, and {reason}")));
+        }
+        Ok(())
+    }
+
     /// Waits until everything that is queued now has run. Refused on the thread of a stream.
     pub(super) fn wait(&self) -> Result<(), BackendError> {
         if on_worker_thread() {

@@ -6,6 +6,7 @@ mod gpu;
 mod graphs;
 mod kernels;
 mod loops;
+mod marks;
 mod memory;
 mod order;
 mod waits;
