@@ -71,29 +71,53 @@ struct Targets {
     u32 lanes;
 };
 
-// Copies a piece of a row to several.
+// As much of a row as a warp has in flight: DEPTH quads in each lane.
 template <u32 DEPTH>
-__device__ __forceinline__ void move(u64 from, const Piece &piece, const Targets &to) {
-    const Quad *row = at<const Quad>(from);
-    for (u32 base = piece.begin; base < piece.end; base += DEPTH * WARP) {
-        const u32 first = base + scan::lane();
-        Quad quad[DEPTH];
+class Tile {
+  public:
+    // The quads of `piece` from `begin` on.
+    __device__ __forceinline__ Tile(const Quad *row, u32 begin, const Piece &piece)
+        : first_(begin + scan::lane()), end_(piece.end) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
-            if (first + i * WARP < piece.end) {
-                quad[i] = ptx::load_once(row + first + i * WARP);
+            if (first_ + i * WARP < end_) {
+                quad_[i] = ptx::load_once(row + first_ + i * WARP);
             }
         }
+    }
+
+    __device__ __forceinline__ void store(const Targets &to) const {
         for (u32 left = to.lanes; left != 0; left &= left - 1) {
-            Quad *target = at<Quad>(__shfl_sync(WHOLE, to.row, __ffs(left) - 1));
+            Quad *row = at<Quad>(__shfl_sync(WHOLE, to.row, __ffs(left) - 1));
 #pragma unroll
             for (u32 i = 0; i < DEPTH; ++i) {
-                if (first + i * WARP < piece.end) {
-                    ptx::store_quad(target + first + i * WARP, quad[i]);
+                if (first_ + i * WARP < end_) {
+                    ptx::store_quad(row + first_ + i * WARP, quad_[i]);
                 }
             }
         }
     }
+
+  private:
+    u32 first_;
+    u32 end_;
+    Quad quad_[DEPTH];
+};
+
+// Copies a piece of a row to several. Its first part is on its way before `find` says where to.
+template <u32 DEPTH, typename Find>
+__device__ __forceinline__ bool move(u64 from, const Piece &piece, Find find) {
+    const Quad *row = at<const Quad>(from);
+    const Tile<DEPTH> tile(row, piece.begin, piece);
+    const Targets to = find();
+    if (to.lanes == 0) {
+        return false;
+    }
+    tile.store(to);
+    for (u32 begin = piece.begin + DEPTH * WARP; begin < piece.end; begin += DEPTH * WARP) {
+        Tile<DEPTH>(row, begin, piece).store(to);
+    }
+    return true;
 }
 
 } // namespace push

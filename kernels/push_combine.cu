@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (!faulted(waiter)) {
         Combine{p, waiter, blocks, lane->turn}.run();
     }
-    if (last_to_arrive(lane) && threadIdx.x == 0) {
+    if (last_to_leave(lane) && threadIdx.x == 0) {
         lane->reduced = 0;
     }
 }

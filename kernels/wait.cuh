@@ -90,6 +90,11 @@ class Waiter {
         return poison == 0 ? 0 : set_once(&control()->fault, poison);
     }
 
+    // Whether `held` will say that there is a fault. Orders nothing, so that it delays nothing.
+    __device__ __forceinline__ bool poisoned() const {
+        return ptx::load_relaxed_sys(&own()->poison) != 0;
+    }
+
     // Waits until `word` holds `expected`, which `culprit` will store. Returns zero, or the fault
     // that ended the wait and that this rank and its peers hold from then on. The word may hold
     // `expected - 1` while it is waited for; any other value is a peer out of step. What the peer
@@ -107,10 +112,11 @@ class Waiter {
         bool counted = true;
         for (u32 look = 1;; ++look) {
             // As on the host, a fault that is there already wins over a signal that is there too.
-            if (const u64 word_held = held()) {
-                return word_held;
-            }
+            const bool fault_is_there = poisoned();
             const u32 found = ptx::load_acquire_sys(word);
+            if (fault_is_there) {
+                return held();
+            }
             if (found == expected) {
                 return 0;
             }

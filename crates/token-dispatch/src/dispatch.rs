@@ -271,7 +271,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Route>(
                 &inner.kernels.route,
-                launch::route(&inner.geometry),
+                launch::route(&inner.geometry, inner.blocks),
                 &params,
                 &uses,
                 &self.keep(args.handle),
@@ -407,7 +407,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Gather>(
                 &inner.kernels.gather,
-                launch::items(&inner.geometry, inner.geometry.row_bytes),
+                launch::items(&inner.geometry, inner.geometry.row_bytes, inner.blocks),
                 &params,
                 &uses,
                 &self.keep(args.handle),

@@ -12,7 +12,7 @@ use super::count::take_stock;
 use super::fold::fold;
 use super::gather::receive;
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
-use super::received::pushed_lists;
+use super::received::{pair_width, pushed_lists};
 use super::route::{Lists, announce, at, build_lists, entry};
 use super::window::advance;
 use super::{reduce, reduce_push, source};
@@ -147,9 +147,10 @@ impl Lists for PeerLists<'_> {
         entry::<Item>(pushed_lists(self.geometry, self.blocks, rank, own).0, position)
     }
 
-    fn pair(&self, rank: usize, number: u32) -> u64 {
+    fn pair(&self, rank: usize, position: u32, place: u32, _number: u32) -> u64 {
         let own = self.geometry.rank as usize;
-        entry::<Pair>(pushed_lists(self.geometry, self.blocks, rank, own).1, number)
+        let pairs = pushed_lists(self.geometry, self.blocks, rank, own).1;
+        entry::<Pair>(pairs, position * pair_width(self.geometry) + place)
     }
 }
 
