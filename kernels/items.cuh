@@ -108,9 +108,11 @@ struct Padding {
 template <typename PaddingOf, typename Clear>
 __device__ __forceinline__ void for_each_padding(const Geometry &g, PaddingOf padding_of,
                                                  Clear clear) {
-    // An expert has fewer rows of it than the alignment.
+    // An expert has fewer rows of it than the alignment. Neighbouring warps of a block take rows of
+    // different experts, and neighbouring blocks neighbouring warps.
     const u64 most = u64(g.local_experts) * g.alignment;
-    for (u64 unit = rows::warp(); unit < most; unit += rows::warps()) {
+    const u32 first = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+    for (u64 unit = first; unit < most; unit += rows::warps()) {
         const Padding padding = padding_of(u32(unit / g.alignment));
         const u32 row = padding.begin + u32(unit % g.alignment);
         if (row < padding.end) {

@@ -34,14 +34,14 @@ __device__ __forceinline__ u64 rows_in(const Blocks &blocks, const Geometry &g, 
 // The flag in the block of `to` for a piece of a token of `source`.
 __device__ __forceinline__ u64 *arrived(const Blocks &blocks, const Geometry &g, u32 to, u32 source,
                                         u32 token, u32 piece) {
-    const u64 entry = (u64(source) * g.max_tokens + token) * PIECES + piece;
+    const u64 entry = (u64(source) * g.max_tokens + token) * g.row_pieces + piece;
     return blocks.of<u64>(to, g.lane.arrived) + entry;
 }
 
 // The flag in the block of `owner` for a piece of a partial sum.
 __device__ __forceinline__ u64 *returned(const Blocks &blocks, const Geometry &g, u32 owner, u32 slot,
                                          u32 piece) {
-    return blocks.of<u64>(owner, g.lane.returned) + u64(slot) * PIECES + piece;
+    return blocks.of<u64>(owner, g.lane.returned) + u64(slot) * g.sum_pieces + piece;
 }
 
 // Raises a flag behind what the warp has stored; every lane calls this, and `flag` is one lane's own or

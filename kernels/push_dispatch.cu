@@ -28,7 +28,6 @@ extern __shared__ u32 tables[];
 struct Shared {
     u32 items[MOST_RANKS + 1];
     u32 pairs[MOST_RANKS + 1];
-    u32 pieces[MOST_RANKS];
     // Items that the window takes.
     u32 end;
     bool silent;
@@ -182,7 +181,6 @@ struct Dispatch {
             header.items = sends * totals[experts + 2 * to];
             header.pairs = sends * totals[experts + 2 * to + 1];
             header.transfer = TRANSFER_PUSH;
-            header.pieces = p.pieces;
             blocks.of<DispatchHeader>(to, geometry.lane.dispatch_headers)[geometry.rank] = header;
         }
         for (u32 i = threadIdx.x; i < experts; i += THREADS) {
@@ -229,7 +227,7 @@ struct Dispatch {
     __device__ __forceinline__ void send(u32 token, u32 number) const {
         const Geometry &geometry = g();
         const u32 row_bytes = geometry.row_bytes;
-        const push::Piece piece = push::piece_of(row_bytes / sizeof(Quad), number, p.pieces);
+        const push::Piece piece = push::piece_of(row_bytes / sizeof(Quad), number, geometry.row_pieces);
         u32 rank = NONE;
         const bool sent =
             push::move<DEPTH>(p.tokens + u64(token) * row_bytes, piece, [&] {
@@ -255,10 +253,11 @@ struct Dispatch {
     // This block's part of the tokens: the first of them before the last, over all blocks that send.
     __device__ __forceinline__ void send_all() const {
         const u32 block = blockIdx.x - p.listers;
-        const u64 units = u64(tokens) * p.pieces;
+        const u32 pieces = g().row_pieces;
+        const u64 units = u64(tokens) * pieces;
         const u32 stride = p.senders * (THREADS / WARP);
         for (u64 unit = threadIdx.x / WARP * p.senders + block; unit < units; unit += stride) {
-            send(u32(unit / p.pieces), u32(unit % p.pieces));
+            send(u32(unit / pieces), u32(unit % pieces));
         }
     }
 
@@ -280,7 +279,6 @@ struct Dispatch {
             const DispatchHeader header = headers[source];
             shared.items[source] = header.items;
             shared.pairs[source] = header.pairs;
-            shared.pieces[source] = header.pieces;
         }
         if (!__syncthreads_and(here) ||
             !all_here(waiter, Phase::Dispatch, headers, geometry.world, StepView(p.state).step(),
@@ -404,7 +402,7 @@ struct Dispatch {
                              : push::rows_in(blocks, geometry, geometry.lane.pushed_rows,
                                              geometry.rank, source, row_bytes);
         const push::Piece piece =
-            push::piece_of(row_bytes / sizeof(Quad), number, shared.pieces[source]);
+            push::piece_of(row_bytes / sizeof(Quad), number, geometry.row_pieces);
         push::move<DEPTH>(from + u64(item.token) * row_bytes, piece, [&] { return rows; });
         const u32 scale_bytes = geometry.scale_bytes;
         if (first_piece && scale_bytes != 0) {
@@ -429,9 +427,10 @@ struct Dispatch {
         for (u32 source = 0; source < geometry.world; ++source) {
             const u32 first = min(shared.items[source], shared.end);
             const u32 items = min(shared.items[source + 1], shared.end) - first;
-            most = max(most, items * shared.pieces[source]);
+            most = max(most, items);
         }
-        const u32 units = most * geometry.world;
+        const u32 pieces = geometry.row_pieces;
+        const u32 units = most * geometry.world * pieces;
         // Where there is at most one for each warp there is nothing to share out. The block that keeps
         // the books gets none then, if there is another.
         const u32 workers = max(gridDim.x - 1, 1u);
@@ -447,12 +446,11 @@ struct Dispatch {
             if (unit >= units) {
                 return;
             }
-            const u32 source = nth_peer(geometry, unit % geometry.world);
-            const u32 pieces = shared.pieces[source];
-            const u32 position = unit / geometry.world / pieces;
+            const u32 source = nth_peer(geometry, unit / pieces % geometry.world);
+            const u32 position = unit / pieces / geometry.world;
             const u32 end = min(shared.items[source + 1], shared.end);
             if (shared.items[source] + position < end &&
-                !receive(source, position, unit / geometry.world % pieces)) {
+                !receive(source, position, unit % pieces)) {
                 return;
             }
             if (!shares) {

@@ -66,6 +66,8 @@ __device__ __forceinline__ u64 fault_word(FaultKind kind, Phase phase, u32 culpr
 // and the poison lie on this device; a fault of this rank's own is therefore left in its own poison
 // word too, where its later waits find it.
 constexpr u32 LOOKS_BETWEEN_CONTROL = 64;
+// Flags are waited for by thousands of warps at once, which must not all cross the bus.
+constexpr u32 LOOKS_AT_FLAG_BETWEEN_CONTROL = 2048;
 constexpr u32 PAUSE_NS = 32;
 
 class Waiter {
@@ -148,13 +150,15 @@ class Waiter {
         u64 last_ns = ptx::global_time_ns();
         bool counted = true;
         for (u32 look = 1;; ++look) {
-            if (look % LOOKS_BETWEEN_CONTROL == 0) {
+            if (look % LOOKS_AT_FLAG_BETWEEN_CONTROL == 0) {
                 if (const u64 fault_held = fault(phase)) {
                     return fault_held;
                 }
                 if (expired(phase, last_ns, counted, spent_ns)) {
                     return fail(FaultKind::Timeout, phase, culprit);
                 }
+            } else if (look % LOOKS_BETWEEN_CONTROL == 0 && poisoned()) {
+                return held();
             }
             ptx::sleep_ns(PAUSE_NS);
             if (ptx::load_acquire_sys(flag) == expected) {

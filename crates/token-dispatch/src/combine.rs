@@ -91,7 +91,7 @@ impl<B: Backend> Lane<B> {
             ordinal,
             weighted: inner.geometry.weighted,
             senders: shape.senders,
-            pieces: shape.pieces,
+            reserved: 0,
         };
         // SAFETY: 1. addresses lie in the arguments, the lane, the handle or the dispatcher, which are
         // retained; the window keeps rows below the limit that was checked, and the output has a row

@@ -207,8 +207,6 @@ impl<B: Backend> Lane<B> {
             last: 1,
             listers: shape.listers,
             senders: shape.senders,
-            pieces: shape.pieces,
-            reserved: 0,
         };
         let (rows, scales) = (args.rows.slice(), args.received_scales.map(RowBuffer::slice));
         let mut uses: SmallVec<[&DeviceSlice<'a, B>; 8]> = SmallVec::new();

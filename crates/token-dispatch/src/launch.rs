@@ -6,7 +6,7 @@
 
 use ep_context::LaunchShape;
 
-use crate::geometry::{Geometry, PIECES};
+use crate::geometry::Geometry;
 
 /// The most blocks of a kernel that moves rows. Two such blocks fit on a multiprocessor, so this leaves
 /// half of a large device to other work, and so many are enough to fill the links between devices.
@@ -40,10 +40,7 @@ pub(crate) const MOST_LISTERS: u32 = 16;
 /// room.
 pub(crate) const MOST_PUSH_COLUMNS: usize = LIST_BYTES as usize / 4 / 4;
 
-/// The most tokens for which each row is cut into pieces, so that it takes several warps to move it.
-const FEW_TOKENS: u32 = 1024;
-
-/// Where the blocks of a kernel that pushes are, and how it cuts rows.
+/// Where the blocks of a kernel that pushes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PushShape {
     pub(crate) launch: LaunchShape,
@@ -51,45 +48,40 @@ pub(crate) struct PushShape {
     pub(crate) listers: u32,
     /// Blocks behind them that send before they receive.
     pub(crate) senders: u32,
-    /// Pieces of a row.
-    pub(crate) pieces: u32,
-}
-
-/// Pieces of a row that is pushed. The same on all ranks.
-fn pieces(g: &Geometry) -> u32 {
-    if g.max_tokens <= FEW_TOKENS { PIECES as u32 } else { 1 }
 }
 
 /// A dispatch of at most `tokens` tokens that pushes, within `budget` blocks.
 pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape {
-    let pieces = pieces(g);
     let warps = PUSH_THREADS / WARP;
     // The counts of each warp, and the totals.
     let columns = g.world * g.slots + 2 * g.world;
     let words = columns * (warps + 1).min(LIST_BYTES as u32 / 4 / columns);
+    let budget = budget.max(2);
     let listers = tokens.div_ceil(LISTED_TOKENS).clamp(1, MOST_LISTERS).min(budget.div_ceil(4));
-    // Eight warps of a block have a piece to send where there are few.
-    let senders = (tokens * pieces).div_ceil(8).clamp(1, (budget / 4).max(1));
-    // What is received may be as much from every rank, and goes to warps one piece at a time.
-    let received = u64::from(tokens) * u64::from(g.world * pieces);
-    let receivers = received.div_ceil(warps.into()).min(budget.into()) as u32;
-    let blocks = receivers.max(listers + senders).min(budget.max(listers + senders));
+    // Where there are few pieces to send, half of the warps of a block have one.
+    let sent = u64::from(tokens) * u64::from(g.row_pieces);
+    let senders = sent.div_ceil((warps / 2).into()).clamp(1, (budget / 4).max(1).into()) as u32;
+    // As much may come from every rank, and every pair may bring an expert its padding.
+    let received = sent * u64::from(g.world);
+    let pairs = u64::from(tokens) * u64::from(g.world * g.top_k);
+    let padding = pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1);
+    let blocks = (received + padding).div_ceil(warps.into()).min(budget.into()) as u32;
+    // One more, which keeps the books.
+    let blocks = (blocks + 1).max(listers + senders + 1).min(budget).max(listers + senders);
     PushShape {
         launch: LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes: words * 4 },
         listers,
         senders,
-        pieces,
     }
 }
 
 /// A combine after such a dispatch.
 pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32) -> PushShape {
-    let pieces = pieces(g);
     let warps = PUSH_THREADS / WARP;
-    let units = u64::from(tokens) * u64::from(g.world * pieces);
+    let units = u64::from(tokens) * u64::from(g.world) * u64::from(g.sum_pieces);
     let blocks = units.div_ceil((warps / 2).into()).clamp(1, budget.max(1).into()) as u32;
     let senders = if g.world == 1 { 0 } else { (blocks / 2).max(1) };
-    PushShape { launch: LaunchShape::new(blocks, PUSH_THREADS), listers: 0, senders, pieces }
+    PushShape { launch: LaunchShape::new(blocks, PUSH_THREADS), listers: 0, senders }
 }
 
 /// One block whose threads each see to a rank: for kernels that wait, so that ranks which share a device

@@ -90,7 +90,7 @@ impl Kernel for Route {
                     pairs,
                     pair_base,
                     transfer: TRANSFER_PULL,
-                    pieces: 1,
+                    reserved: 0,
                 }
             });
         }
