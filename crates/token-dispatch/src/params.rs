@@ -26,8 +26,8 @@ pub struct DispatchHeader {
     pub pair_base: u32,
     /// How rows travel: [`TRANSFER_PULL`] or [`TRANSFER_PUSH`].
     pub transfer: u32,
-    /// Into how many pieces a row is cut, each with a flag of its own, where rows are pushed.
-    pub pieces: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The receiver reads rows from the sender's staging area, and lists from the sender's block.
@@ -384,10 +384,6 @@ pub struct PushDispatchParams {
     pub listers: u32,
     /// Blocks behind them that send before they receive.
     pub senders: u32,
-    /// Pieces of a row.
-    pub pieces: u32,
-    /// Zero.
-    pub reserved: u32,
 }
 
 /// Parameters of a combine after such a dispatch: of both halves.
@@ -416,8 +412,8 @@ pub struct PushCombineParams {
     pub weighted: u32,
     /// Blocks that push before they add up, from the first.
     pub senders: u32,
-    /// Pieces of a row.
-    pub pieces: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Parameters of the kernel that waits for the tokens of all ranks and counts them.
