@@ -22,7 +22,8 @@ constexpr u32 MOST_RANKS = 32;
 using scan::WARP;
 using scan::WHOLE;
 
-// Tables of the lists, and afterwards the first row of each source's pairs for each expert.
+// Tables of the lists, and afterwards the first row of each source's pairs for each expert, and behind
+// them the end of each expert's rows.
 extern __shared__ u32 tables[];
 
 struct Shared {
@@ -333,6 +334,9 @@ struct Dispatch {
             for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
                 tables[source * geometry.slots + slot] += before;
             }
+            if (slot < geometry.slots) {
+                tables[columns + slot] = before + rows;
+            }
             end += more;
         }
         __syncthreads();
@@ -536,15 +540,13 @@ struct Dispatch {
             return;
         }
         const bool all = shared.end == shared.items[geometry.world];
-        const u32 *counts = blocks.own<u32>(geometry.lane.counts);
         items::clear_padding(geometry, p.handle, p.rows, p.received_scales, [&](u32 expert) {
             if (!all) {
                 return items::padding_of(p.handle, expert);
             }
-            const u32 last = (geometry.world - 1) * geometry.slots + expert;
-            const u32 begin = tables[last] + counts[last];
-            return items::Padding{begin, tables[expert] + round_up(begin - tables[expert],
-                                                                   geometry.alignment)};
+            const u32 begin = tables[geometry.world * geometry.slots + expert];
+            const u32 rows = begin - tables[expert];
+            return items::Padding{begin, tables[expert] + round_up(rows, geometry.alignment)};
         });
     }
 
