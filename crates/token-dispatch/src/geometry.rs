@@ -21,8 +21,8 @@
 //! |---|---|---|---|
 //! | pushed items | [`Item`] | ranks × tokens | the peer of that index |
 //! | pushed pairs | [`Pair`] | ranks × tokens × pair width | the peer of that index |
-//! | arrived | u64 | ranks × tokens × [`PIECES`] | the peer of that index |
-//! | returned | u64 | tokens × fan-out × [`PIECES`] | the rank that a slot was addressed to |
+//! | arrived | u64 | ranks × tokens × `PIECES` | the peer of that index |
+//! | returned | u64 | tokens × fan-out × `PIECES` | the rank that a slot was addressed to |
 //! | pushed rows | row | (ranks − 1) × tokens | the peer of that index, itself left out |
 //! | pushed scales | row of scales | (ranks − 1) × tokens | the same |
 //!
