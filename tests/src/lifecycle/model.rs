@@ -56,7 +56,7 @@ pub enum Operation {
         /// The most tokens of any rank.
         tokens: usize,
     },
-    /// Give up on one rank.
+    /// Give up on one rank, and run a step that may or may not get to the end on the others.
     Abort {
         /// The rank.
         rank: usize,

@@ -269,6 +269,19 @@ fn obey<T: TestBackend<Rendezvous = ThreadRendezvous>>(
             if rank == culprit {
                 alive.rig.group.context().abort();
             }
+            // A device looks at what its host says now and then, at the latest when a step ends. So
+            // others may get through this step, if they need not wait; through no later one.
+            alive.rig.write(step);
+            let launched = alive.rig.launch(StepOptions::new());
+            let number = launched.map_err(|error| refused(error.as_ref()))?;
+            match alive.rig.wait(number).map_err(Failure::from) {
+                Err(Failure::Fault(named)) if named == culprit => {}
+                Err(other) => return Err(other),
+                Ok(_) if rank == culprit => {
+                    return Err(Failure::Refused("the step of a rank that gave up ran".to_owned()));
+                }
+                Ok(_) => {}
+            }
         }
     }
     Ok(None)
