@@ -34,11 +34,12 @@ __device__ __forceinline__ void bring(const GatherParams &p, const Blocks &block
     const u32 *source_items = at<const u32>(p.handle.source_items);
     const u32 source = items::source_of(source_items, g.world, position);
     const items::Lists lists(g, blocks, source);
-    const Item item = items::load(lists.items + (position - source_items[source]));
+    const u32 place_in_list = position - source_items[source];
+    const Item item = items::load(lists.items + place_in_list);
     const u32 quads = g.row_bytes / sizeof(Quad);
     rows::Piece<DEPTH> piece(number, quads);
     piece.load(rows::row_of(u64(blocks.of<u8>(source, g.lane.staging)), item.token, quads));
-    const Pair *pairs = lists.pairs + item.pair_begin;
+    const Pair *pairs = lists.pairs_of(place_in_list, item);
     const u32 begin = at<const u32>(p.handle.source_pairs)[source] + item.pair_begin -
                       window.pair_begin;
     const bool first_piece = number == 0;

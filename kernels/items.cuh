@@ -36,19 +36,28 @@ __device__ __forceinline__ T load(const T *from) {
 __device__ __forceinline__ u32 pair_width(const Geometry &g) { return min(g.top_k, g.slots); }
 
 // Where the lists that `source` has for this rank begin: in its block, or, where it pushed them, in the
-// block of this rank.
+// block of this rank. There each item's pairs have a place of their own, so that nobody has to read the
+// item first to find them.
 struct Lists {
     const Item *items;
     const Pair *pairs;
+    // Pairs from one item's first to the next one's; zero where they follow each other.
+    u32 stride;
+
+    __device__ __forceinline__ const Pair *pairs_of(u32 position, const Item &item) const {
+        return pairs + (stride != 0 ? u64(position) * stride : item.pair_begin);
+    }
 
     __device__ __forceinline__ Lists(const Geometry &g, const Blocks &blocks, u32 source) {
         const DispatchHeader &header = blocks.own<DispatchHeader>(g.lane.dispatch_headers)[source];
         if (header.transfer == TRANSFER_PUSH) {
             items = pushed_items(g, blocks, g.rank, source);
             pairs = pushed_pairs(g, blocks, g.rank, source);
+            stride = pair_width(g);
         } else {
             items = blocks.of<Item>(source, g.lane.items) + header.item_base;
             pairs = blocks.of<Pair>(source, g.lane.pairs) + header.pair_base;
+            stride = 0;
         }
     }
 
@@ -99,9 +108,11 @@ struct Padding {
 template <typename PaddingOf, typename Clear>
 __device__ __forceinline__ void for_each_padding(const Geometry &g, PaddingOf padding_of,
                                                  Clear clear) {
-    // An expert has fewer rows of it than the alignment.
+    // An expert has fewer rows of it than the alignment. Neighbouring warps of a block take rows of
+    // different experts, and neighbouring blocks neighbouring warps.
     const u64 most = u64(g.local_experts) * g.alignment;
-    for (u64 unit = rows::warp(); unit < most; unit += rows::warps()) {
+    const u32 first = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+    for (u64 unit = first; unit < most; unit += rows::warps()) {
         const Padding padding = padding_of(u32(unit / g.alignment));
         const u32 row = padding.begin + u32(unit % g.alignment);
         if (row < padding.end) {

@@ -93,7 +93,7 @@ class StepView {
 // Whether this rank holds a fault, the same answer for all threads of the block. Every thread of the
 // block calls it. Costs no look across the bus; see `wait::Waiter::held`.
 __device__ __forceinline__ bool faulted(const wait::Waiter &waiter) {
-    return __syncthreads_or(threadIdx.x == 0 && waiter.held() != 0);
+    return __syncthreads_or(threadIdx.x == 0 && waiter.poisoned() && waiter.held() != 0);
 }
 
 // Waits for the word of every rank; whether all came. Every thread of the block calls it; all of them
@@ -132,6 +132,22 @@ __device__ __forceinline__ bool all_here(const wait::Waiter &waiter, wait::Phase
         waiter.fail(wait::FaultKind::OutOfStep, phase, elsewhere);
     }
     return false;
+}
+
+// The end of every block's part of a kernel: true in the last block to come here, to tidy up. Orders
+// nothing: what blocks have for each other, or for peers, they have said by other means. Every thread of
+// every block comes here once.
+__device__ __forceinline__ bool last_to_leave(LaneState *lane) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(&lane->arrivals, 1u) + 1 == gridDim.x;
+        if (last) {
+            lane->arrivals = 0;
+        }
+    }
+    __syncthreads();
+    return last;
 }
 
 // The end of every block's part of a kernel whose last act is one block's: true in the last block to

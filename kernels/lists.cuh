@@ -191,7 +191,8 @@ __device__ __forceinline__ void write(const Params &p, const Lists &into, const 
         if (p.topk_weights != 0) {
             weight = at<const float>(p.topk_weights)[u64(token) * g.top_k + choice_of(part)];
         }
-        *into.pair(rank, pair_begin + c.place[part]) = Pair{slot, index, weight, choice_of(part)};
+        *into.pair(rank, position, pair_begin, c.place[part]) =
+            Pair{slot, index, weight, choice_of(part)};
         if (c.leads(part)) {
             *into.item(rank, position) =
                 Item{token, token * g.fanout + c.reached[part], pair_begin, c.pairs[part]};
@@ -207,12 +208,6 @@ __device__ __forceinline__ void write(const Params &p, const Lists &into, const 
     for (u32 i = c.fanout + lane() % GROUP; i < g.fanout; i += GROUP) {
         destinations[i] = Destination{NONE, NONE};
     }
-}
-
-// The totals over all blocks, in the lane's scratch.
-template <typename Params>
-__device__ __forceinline__ Counts totals(const Params &p) {
-    return Counts{at<u32>(p.expert_counts), at<u32>(p.rank_counts)};
 }
 
 // The counts of the warps of one block, in shared memory for as many warps as it has room for.
@@ -288,14 +283,29 @@ __device__ __forceinline__ Stretch stretch_of(u32 tokens, u32 warp, u32 warps) {
     return Stretch{begin, min(begin + length, tokens)};
 }
 
+// The choices of the first tokens of a stretch, kept from when they are counted until they are written.
+struct Kept {
+    static constexpr u32 ROUNDS = 2;
+    Choices choices[ROUNDS];
+};
+
 // Counts the choices of a stretch.
 template <typename Params>
 __device__ __forceinline__ void count_all(const Params &p, const Stretch &stretch,
-                                          const Counts &counts) {
+                                          const Counts &counts, Kept &kept) {
     BadIds bad;
-    for (u32 first = stretch.begin; first < stretch.end; first += ABREAST) {
+    const auto look_at = [&](u32 first) {
         const u32 token = first + lane() / GROUP;
-        count(p.geometry, look(p, token, token < stretch.end, bad), counts);
+        return look(p, token, token < stretch.end, bad);
+    };
+    u32 first = stretch.begin;
+#pragma unroll
+    for (u32 round = 0; round < Kept::ROUNDS; ++round, first += ABREAST) {
+        kept.choices[round] = look_at(first);
+        count(p.geometry, kept.choices[round], counts);
+    }
+    for (; first < stretch.end; first += ABREAST) {
+        count(p.geometry, look_at(first), counts);
     }
     StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
 }
@@ -303,16 +313,25 @@ __device__ __forceinline__ void count_all(const Params &p, const Stretch &stretc
 // Writes the entries of a stretch. `counts` is what comes before it, and ends behind it.
 template <typename Params, typename Lists>
 __device__ __forceinline__ void write_all(const Params &p, const Lists &into, const Stretch &stretch,
-                                          const Counts &counts) {
-    BadIds bad;
-    for (u32 first = stretch.begin; first < stretch.end; first += ABREAST) {
+                                          const Counts &counts, const Kept &kept) {
+    const auto write_next = [&](u32 first, const Choices &choices) {
         const u32 token = first + lane() / GROUP;
-        const bool present = token < stretch.end;
-        const Choices c = look(p, token, present, bad);
-        write(p, into, c, token, present, counts);
+        write(p, into, choices, token, token < stretch.end, counts);
         __syncwarp();
-        count(p.geometry, c, counts);
+        count(p.geometry, choices, counts);
         __syncwarp();
+    };
+    BadIds bad;
+    u32 first = stretch.begin;
+#pragma unroll
+    for (u32 round = 0; round < Kept::ROUNDS; ++round, first += ABREAST) {
+        if (first < stretch.end) {
+            write_next(first, kept.choices[round]);
+        }
+    }
+    for (; first < stretch.end; first += ABREAST) {
+        const u32 token = first + lane() / GROUP;
+        write_next(first, look(p, token, token < stretch.end, bad));
     }
 }
 

@@ -60,7 +60,7 @@ struct RouteParams {
     u32 ordinal;
     u32 dependent;
 };
-SAME_LAYOUT(RouteParams, 464, dependent, 460);
+SAME_LAYOUT(RouteParams, 472, dependent, 468);
 
 // Both halves of a dispatch that pushes.
 struct PushDispatchParams {
@@ -93,10 +93,8 @@ struct PushDispatchParams {
     u32 last;
     u32 listers;
     u32 senders;
-    u32 pieces;
-    u32 reserved;
 };
-SAME_LAYOUT(PushDispatchParams, 544, reserved, 540);
+SAME_LAYOUT(PushDispatchParams, 544, senders, 540);
 
 // Both halves of a combine after such a dispatch.
 struct PushCombineParams {
@@ -111,9 +109,9 @@ struct PushCombineParams {
     u32 ordinal;
     u32 weighted;
     u32 senders;
-    u32 pieces;
+    u32 reserved;
 };
-SAME_LAYOUT(PushCombineParams, 424, pieces, 420);
+SAME_LAYOUT(PushCombineParams, 432, reserved, 428);
 
 struct CountParams {
     Geometry geometry;
@@ -131,7 +129,7 @@ struct CountParams {
     u32 reserved;
     u64 condition;
 };
-SAME_LAYOUT(CountParams, 432, condition, 424);
+SAME_LAYOUT(CountParams, 440, condition, 432);
 
 struct WindowParams {
     Geometry geometry;
@@ -144,7 +142,7 @@ struct WindowParams {
     u32 last;
     u64 condition;
 };
-SAME_LAYOUT(WindowParams, 408, condition, 400);
+SAME_LAYOUT(WindowParams, 416, condition, 408);
 
 struct GatherParams {
     Geometry geometry;
@@ -154,7 +152,7 @@ struct GatherParams {
     u64 rows;
     u64 scales;
 };
-SAME_LAYOUT(GatherParams, 392, scales, 384);
+SAME_LAYOUT(GatherParams, 400, scales, 392);
 
 struct ReducePushParams {
     Geometry geometry;
@@ -168,7 +166,7 @@ struct ReducePushParams {
     u32 release;
     u32 weighted;
 };
-SAME_LAYOUT(ReducePushParams, 408, weighted, 404);
+SAME_LAYOUT(ReducePushParams, 416, weighted, 412);
 
 struct FoldParams {
     Geometry geometry;
@@ -179,7 +177,7 @@ struct FoldParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(FoldParams, 288, reserved, 284);
+SAME_LAYOUT(FoldParams, 296, reserved, 292);
 
 struct ReduceParams {
     Geometry geometry;
@@ -189,7 +187,7 @@ struct ReduceParams {
     u64 output;
     u64 weight_grads;
 };
-SAME_LAYOUT(ReduceParams, 392, weight_grads, 384);
+SAME_LAYOUT(ReduceParams, 400, weight_grads, 392);
 
 struct RestageParams {
     Geometry geometry;
@@ -201,7 +199,7 @@ struct RestageParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(RestageParams, 400, reserved, 396);
+SAME_LAYOUT(RestageParams, 408, reserved, 404);
 
 struct AcquireParams {
     Geometry geometry;
@@ -211,7 +209,7 @@ struct AcquireParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcquireParams, 280, reserved, 276);
+SAME_LAYOUT(AcquireParams, 288, reserved, 284);
 
 struct RegatherParams {
     Geometry geometry;
@@ -221,7 +219,7 @@ struct RegatherParams {
     u64 rows;
     u64 expert_rows;
 };
-SAME_LAYOUT(RegatherParams, 392, expert_rows, 384);
+SAME_LAYOUT(RegatherParams, 400, expert_rows, 392);
 
 struct PushWeightGradsParams {
     Geometry geometry;
@@ -230,7 +228,7 @@ struct PushWeightGradsParams {
     HandleParams handle;
     u64 row_grads;
 };
-SAME_LAYOUT(PushWeightGradsParams, 384, row_grads, 376);
+SAME_LAYOUT(PushWeightGradsParams, 392, row_grads, 384);
 
 struct AcknowledgeParams {
     Geometry geometry;
@@ -241,7 +239,7 @@ struct AcknowledgeParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcknowledgeParams, 288, reserved, 284);
+SAME_LAYOUT(AcknowledgeParams, 296, reserved, 292);
 
 struct StepEndParams {
     wait::WaitParams wait;

@@ -34,14 +34,14 @@ __device__ __forceinline__ u64 rows_in(const Blocks &blocks, const Geometry &g, 
 // The flag in the block of `to` for a piece of a token of `source`.
 __device__ __forceinline__ u64 *arrived(const Blocks &blocks, const Geometry &g, u32 to, u32 source,
                                         u32 token, u32 piece) {
-    const u64 entry = (u64(source) * g.max_tokens + token) * PIECES + piece;
+    const u64 entry = (u64(source) * g.max_tokens + token) * g.row_pieces + piece;
     return blocks.of<u64>(to, g.lane.arrived) + entry;
 }
 
 // The flag in the block of `owner` for a piece of a partial sum.
 __device__ __forceinline__ u64 *returned(const Blocks &blocks, const Geometry &g, u32 owner, u32 slot,
                                          u32 piece) {
-    return blocks.of<u64>(owner, g.lane.returned) + u64(slot) * PIECES + piece;
+    return blocks.of<u64>(owner, g.lane.returned) + u64(slot) * g.sum_pieces + piece;
 }
 
 // Raises a flag behind what the warp has stored; every lane calls this, and `flag` is one lane's own or
@@ -71,29 +71,53 @@ struct Targets {
     u32 lanes;
 };
 
-// Copies a piece of a row to several.
+// As much of a row as a warp has in flight: DEPTH quads in each lane.
 template <u32 DEPTH>
-__device__ __forceinline__ void move(u64 from, const Piece &piece, const Targets &to) {
-    const Quad *row = at<const Quad>(from);
-    for (u32 base = piece.begin; base < piece.end; base += DEPTH * WARP) {
-        const u32 first = base + scan::lane();
-        Quad quad[DEPTH];
+class Tile {
+  public:
+    // The quads of `piece` from `begin` on.
+    __device__ __forceinline__ Tile(const Quad *row, u32 begin, const Piece &piece)
+        : first_(begin + scan::lane()), end_(piece.end) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
-            if (first + i * WARP < piece.end) {
-                quad[i] = ptx::load_once(row + first + i * WARP);
+            if (first_ + i * WARP < end_) {
+                quad_[i] = ptx::load_once(row + first_ + i * WARP);
             }
         }
+    }
+
+    __device__ __forceinline__ void store(const Targets &to) const {
         for (u32 left = to.lanes; left != 0; left &= left - 1) {
-            Quad *target = at<Quad>(__shfl_sync(WHOLE, to.row, __ffs(left) - 1));
+            Quad *row = at<Quad>(__shfl_sync(WHOLE, to.row, __ffs(left) - 1));
 #pragma unroll
             for (u32 i = 0; i < DEPTH; ++i) {
-                if (first + i * WARP < piece.end) {
-                    ptx::store_quad(target + first + i * WARP, quad[i]);
+                if (first_ + i * WARP < end_) {
+                    ptx::store_quad(row + first_ + i * WARP, quad_[i]);
                 }
             }
         }
     }
+
+  private:
+    u32 first_;
+    u32 end_;
+    Quad quad_[DEPTH];
+};
+
+// Copies a piece of a row to several. Its first part is on its way before `find` says where to.
+template <u32 DEPTH, typename Find>
+__device__ __forceinline__ bool move(u64 from, const Piece &piece, Find find) {
+    const Quad *row = at<const Quad>(from);
+    const Tile<DEPTH> tile(row, piece.begin, piece);
+    const Targets to = find();
+    if (to.lanes == 0) {
+        return false;
+    }
+    tile.store(to);
+    for (u32 begin = piece.begin + DEPTH * WARP; begin < piece.end; begin += DEPTH * WARP) {
+        Tile<DEPTH>(row, begin, piece).store(to);
+    }
+    return true;
 }
 
 } // namespace push

@@ -79,7 +79,7 @@ struct Combine {
         const Geometry &geometry = g();
         const u32 quads = geometry.sum_bytes / sizeof(Quad);
         const WindowItem item = at<const WindowItem>(p.handle.items)[arrival];
-        const push::Piece piece = push::piece_of(quads, number, p.pieces);
+        const push::Piece piece = push::piece_of(quads, number, geometry.sum_pieces);
         const u64 landing = u64(blocks.of<u8>(item.source, geometry.lane.landing));
 #pragma unroll 1
         for (u32 begin = piece.begin; begin < piece.end; begin += DEPTH * scan::WARP) {
@@ -103,14 +103,15 @@ struct Combine {
             most = max(most, min(source_items[source + 1], end) - first);
         }
         const u32 others = max(geometry.world - 1, 1u);
-        const u32 units = most * others * p.pieces;
+        const u32 pieces = geometry.sum_pieces;
+        const u32 units = most * others * pieces;
         const u32 warps = p.senders * (THREADS / scan::WARP);
         for (u32 unit = threadIdx.x / scan::WARP * p.senders + blockIdx.x; unit < units;
              unit += warps) {
-            const u32 source = nth_peer(geometry, unit / p.pieces % others);
-            const u32 arrival = source_items[source] + unit / p.pieces / others;
+            const u32 source = nth_peer(geometry, unit / pieces % others);
+            const u32 arrival = source_items[source] + unit / pieces / others;
             if (arrival < min(source_items[source + 1], end)) {
-                push_piece(arrival, unit % p.pieces);
+                push_piece(arrival, unit % pieces);
             }
         }
     }
@@ -167,7 +168,7 @@ struct Combine {
             return false;
         }
         __syncwarp();
-        const push::Piece piece = push::piece_of(quads, number, p.pieces);
+        const push::Piece piece = push::piece_of(quads, number, geometry.sum_pieces);
         const u64 landing = u64(blocks.own<u8>(geometry.lane.landing));
 #pragma unroll 1
         for (u32 begin = piece.begin; begin < piece.end; begin += DEPTH * scan::WARP) {
@@ -192,13 +193,14 @@ struct Combine {
 
     __device__ __forceinline__ void add_all() const {
         const u32 tokens = at<const WindowState>(p.handle.window)->tokens;
-        const u32 units = tokens * p.pieces;
+        const u32 pieces = g().sum_pieces;
+        const u32 units = tokens * pieces;
         const u32 warps = gridDim.x * (THREADS / scan::WARP);
         const bool shares = units > warps;
         u32 unit = threadIdx.x / scan::WARP * gridDim.x + (gridDim.x - 1 - blockIdx.x);
         for (;;) {
             unit = shares ? next(&lane()->reduced) : unit;
-            if (unit >= units || !add_up(unit / p.pieces, unit % p.pieces) || !shares) {
+            if (unit >= units || !add_up(unit / pieces, unit % pieces) || !shares) {
                 return;
             }
         }
@@ -225,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (!faulted(waiter)) {
         Combine{p, waiter, blocks, lane->turn}.run();
     }
-    if (last_to_arrive(lane) && threadIdx.x == 0) {
+    if (last_to_leave(lane) && threadIdx.x == 0) {
         lane->reduced = 0;
     }
 }

@@ -5,7 +5,7 @@
 
 // A whole dispatch whose rows are pushed.
 //
-// The first blocks build the lists and write each to the rank that it is for. The next send: every token
+// The first blocks build the lists and write each to the rank that it is for, the last keeps the books. The next send: every token
 // goes once to each other rank of its experts, to a place that follows from its number, so that nothing
 // has to be known before. All others, and these once they are done, wait for the lists of every rank,
 // find from the counts where each row belongs, and bring the rows there: their own tokens from where the
@@ -28,10 +28,10 @@ extern __shared__ u32 tables[];
 struct Shared {
     u32 items[MOST_RANKS + 1];
     u32 pairs[MOST_RANKS + 1];
-    u32 pieces[MOST_RANKS];
     // Items that the window takes.
     u32 end;
-    bool yes;
+    bool silent;
+    bool last;
 };
 __shared__ Shared shared;
 
@@ -44,8 +44,9 @@ class PeerLists {
     __device__ __forceinline__ Item *item(u32 rank, u32 position) const {
         return items::Lists::pushed_items(g_, blocks_, rank, g_.rank) + position;
     }
-    __device__ __forceinline__ Pair *pair(u32 rank, u32 number) const {
-        return items::Lists::pushed_pairs(g_, blocks_, rank, g_.rank) + number;
+    __device__ __forceinline__ Pair *pair(u32 rank, u32 position, u32, u32 place) const {
+        return items::Lists::pushed_pairs(g_, blocks_, rank, g_.rank) +
+               u64(position) * items::pair_width(g_) + place;
     }
 
   private:
@@ -77,93 +78,115 @@ struct Dispatch {
     }
 
     // Adds this block to those that `word` counts, behind all that it wrote. Every thread calls it;
-    // whether it was the last of `blocks`.
-    __device__ __forceinline__ bool arrive(u32 *word, u32 blocks_of_team) const {
+    // whether it was the last of those that list.
+    __device__ __forceinline__ bool arrive(u32 *word) const {
         __syncthreads();
         if (threadIdx.x == 0) {
             ptx::fence_acq_rel_sys();
-            shared.yes = ptx::fetch_add_acq_rel_gpu(word, 1) + 1 == blocks_of_team;
+            shared.last = ptx::fetch_add_acq_rel_gpu(word, 1) + 1 == p.listers;
         }
         __syncthreads();
-        return shared.yes;
+        return shared.last;
+    }
+
+    // Whether this dispatch sends nothing. The first block decides, since it may become so at any time.
+    __device__ __forceinline__ void decide() const {
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            const StepView step(p.state);
+            step.note_dispatch(p.ordinal);
+            shared.silent = step.is_silent(p.ordinal, p.dependent != 0);
+            if (p.listers > 1) {
+                lane()->silent = shared.silent;
+            }
+            WindowState window{};
+            window.tokens = tokens;
+            *at<WindowState>(p.handle.window) = window;
+        }
     }
 
     // This block's part of the lists.
     __device__ __forceinline__ void list() const {
         const Geometry &geometry = g();
-        if (blockIdx.x == 0 && threadIdx.x == 0) {
-            const StepView step(p.state);
-            step.note_dispatch(p.ordinal);
-            lane()->silent = step.is_silent(p.ordinal, p.dependent != 0);
-            WindowState window{};
-            window.tokens = tokens;
-            *at<WindowState>(p.handle.window) = window;
-        }
-        const lists::Tables counted(geometry, tables, ptx::dynamic_shared_bytes() / sizeof(u32));
+        const u32 columns = geometry.world * (geometry.slots + 2);
+        u32 *totals = tables;
+        const lists::Tables counted(geometry, tables + columns,
+                                    ptx::dynamic_shared_bytes() / sizeof(u32) - columns);
         const u32 warp = threadIdx.x / WARP;
         const bool mine = warp < counted.warps();
         const lists::Stretch stretch =
             lists::stretch_of(mine ? tokens : 0, blockIdx.x * counted.warps() + warp,
                               p.listers * counted.warps());
         const lists::Counts counts = counted.of_warp(lists::own_warp(counted));
+        lists::Kept kept;
+        decide();
         counted.clear();
-        lists::count_all(p, stretch, counts);
+        lists::count_all(p, stretch, counts, kept);
         __syncthreads();
-        u32 *of_blocks = at<u32>(p.block_counts);
-        const u32 columns = counted.columns();
-        counted.sum([&](u32 column, u32 sum) { of_blocks[blockIdx.x * columns + column] = sum; });
-        arrive(&lane()->counted, p.listers);
-        if (!await_blocks(&lane()->counted, p.listers)) {
+        counted.sum([&](u32 column, u32 sum) { totals[column] = sum; });
+        if (p.listers > 1 && !add_blocks(counted, totals)) {
             return;
         }
-        if (ptx::load_acquire_gpu(&lane()->silent) != 0) {
+        if (!shared.silent) {
+            lists::write_all(p, PeerLists(geometry, blocks), stretch, counts, kept);
+        } else {
             for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < tokens; i += p.listers * THREADS) {
                 at<u32>(p.handle.fanouts)[i] = 0;
             }
-        } else {
-            const u32 experts = geometry.world * geometry.slots;
-            const lists::Counts all = lists::totals(p);
-            counted.shift([&](u32 column) {
-                u32 before = 0;
-                u32 sum = 0;
-                for (u32 block = 0; block < p.listers; ++block) {
-                    const u32 part =
-                        ptx::load_relaxed_sys(of_blocks + block * columns + column);
-                    before += block < blockIdx.x ? part : 0;
-                    sum += part;
-                }
-                if (blockIdx.x == 0) {
-                    (column < experts ? all.experts[column] : all.ranks[column - experts]) = sum;
-                }
-                return before;
-            });
-            lists::write_all(p, PeerLists(geometry, blocks), stretch, counts);
         }
-        if (arrive(&lane()->listed, p.listers)) {
-            announce();
+        if (p.listers == 1 || arrive(&lane()->listed)) {
+            announce(totals);
         }
     }
 
+    // Exchanges the counts of this block for those of all blocks that list: what comes before it, and
+    // the totals.
+    __device__ __forceinline__ bool add_blocks(const lists::Tables &counted, u32 *totals) const {
+        u32 *of_blocks = at<u32>(p.block_counts);
+        const u32 columns = counted.columns();
+        for (u32 i = threadIdx.x; i < columns; i += THREADS) {
+            of_blocks[blockIdx.x * columns + i] = totals[i];
+        }
+        arrive(&lane()->counted);
+        if (!await_blocks(&lane()->counted, p.listers)) {
+            return false;
+        }
+        if (threadIdx.x == 0) {
+            shared.silent = ptx::load_relaxed_sys(&lane()->silent) != 0;
+        }
+        counted.shift([&](u32 column) {
+            u32 before = 0;
+            u32 sum = 0;
+#pragma unroll 4
+            for (u32 block = 0; block < p.listers; ++block) {
+                const u32 part = ptx::load_relaxed_sys(of_blocks + block * columns + column);
+                before += block < blockIdx.x ? part : 0;
+                sum += part;
+            }
+            totals[column] = sum;
+            return before;
+        });
+        return true;
+    }
+
     // Tells every rank, this one included, what is for it.
-    __device__ __forceinline__ void announce() const {
+    __device__ __forceinline__ void announce(const u32 *totals) const {
         const Geometry &geometry = g();
-        const bool silent = ptx::load_acquire_gpu(&lane()->silent) != 0;
-        const u32 *per_rank = at<const u32>(p.rank_counts);
-        const u32 *per_expert = at<const u32>(p.expert_counts);
+        const u32 experts = geometry.world * geometry.slots;
+        const u32 sends = shared.silent ? 0 : 1;
+        __syncthreads();
         for (u32 to = threadIdx.x; to < geometry.world; to += THREADS) {
             DispatchHeader header{};
             header.step = StepView(p.state).step();
             header.ordinal = p.ordinal;
-            header.items = silent ? 0 : ptx::load_relaxed_sys(per_rank + 2 * to);
-            header.pairs = silent ? 0 : ptx::load_relaxed_sys(per_rank + 2 * to + 1);
+            header.items = sends * totals[experts + 2 * to];
+            header.pairs = sends * totals[experts + 2 * to + 1];
             header.transfer = TRANSFER_PUSH;
-            header.pieces = p.pieces;
             blocks.of<DispatchHeader>(to, geometry.lane.dispatch_headers)[geometry.rank] = header;
         }
-        for (u32 i = threadIdx.x; i < geometry.world * geometry.slots; i += THREADS) {
+        for (u32 i = threadIdx.x; i < experts; i += THREADS) {
             u32 *counts = blocks.of<u32>(i / geometry.slots, geometry.lane.counts) +
                           u64(geometry.rank) * geometry.slots;
-            counts[i % geometry.slots] = silent ? 0 : ptx::load_relaxed_sys(per_expert + i);
+            counts[i % geometry.slots] = sends * totals[i];
         }
         __syncthreads();
         for (u32 n = threadIdx.x; n < geometry.world; n += THREADS) {
@@ -172,8 +195,8 @@ struct Dispatch {
         }
     }
 
-    // One piece of a token to every other rank of its experts.
-    __device__ __forceinline__ void send(u32 token, u32 number) const {
+    // The rank that the lane's choice of a token takes it to, in the first lane for each other rank.
+    __device__ __forceinline__ u32 goes_to(u32 token) const {
         const Geometry &geometry = g();
         const u32 choice = scan::lane();
         u32 rank = NONE;
@@ -185,45 +208,62 @@ struct Dispatch {
                 rank = at<const ExpertHomeEntry>(p.homes)[id].rank;
             }
         }
-        const u32 same = __match_any_sync(WHOLE, rank);
-        const bool leads = rank != NONE && rank != geometry.rank && u32(__ffs(same)) == choice + 1;
-        const u32 leaders = __ballot_sync(WHOLE, leads);
-        if (leaders == 0) {
-            return;
-        }
-        push::Targets to{0, leaders};
-        const u32 row_bytes = geometry.row_bytes;
-        if (leads) {
-            to.row = push::rows_in(blocks, geometry, geometry.lane.pushed_rows, rank, geometry.rank,
-                                   row_bytes) +
+        const bool first = u32(__ffs(__match_any_sync(WHOLE, rank))) == choice + 1;
+        return first && rank != geometry.rank ? rank : NONE;
+    }
+
+    // The place of the lane's rank for a row of a token.
+    __device__ __forceinline__ push::Targets places(u32 rank, u64 region, u32 token,
+                                                    u32 row_bytes) const {
+        push::Targets to{0, __ballot_sync(WHOLE, rank != NONE)};
+        if (rank != NONE) {
+            to.row = push::rows_in(blocks, g(), region, rank, g().rank, row_bytes) +
                      u64(token) * row_bytes;
         }
-        const push::Piece piece = push::piece_of(row_bytes / sizeof(Quad), number, p.pieces);
-        push::move<DEPTH>(p.tokens + u64(token) * row_bytes, piece, to);
+        return to;
+    }
+
+    // One piece of a token to every other rank of its experts.
+    __device__ __forceinline__ void send(u32 token, u32 number) const {
+        const Geometry &geometry = g();
+        const u32 row_bytes = geometry.row_bytes;
+        const push::Piece piece = push::piece_of(row_bytes / sizeof(Quad), number, geometry.row_pieces);
+        u32 rank = NONE;
+        const bool sent =
+            push::move<DEPTH>(p.tokens + u64(token) * row_bytes, piece, [&] {
+                rank = goes_to(token);
+                return places(rank, geometry.lane.pushed_rows, token, row_bytes);
+            });
+        if (!sent) {
+            return;
+        }
         const u32 scale_bytes = geometry.scale_bytes;
         if (number == 0 && scale_bytes != 0) {
-            if (leads) {
-                to.row = push::rows_in(blocks, geometry, geometry.lane.pushed_scales, rank,
-                                       geometry.rank, scale_bytes) +
-                         u64(token) * scale_bytes;
-            }
             const push::Piece whole{0, u32(scale_bytes / sizeof(Quad))};
-            push::move<1>(p.scales + u64(token) * scale_bytes, whole, to);
+            push::move<1>(p.scales + u64(token) * scale_bytes, whole, [&] {
+                return places(rank, geometry.lane.pushed_scales, token, scale_bytes);
+            });
         }
-        u64 *flag = leads ? push::arrived(blocks, geometry, rank, geometry.rank, token, number)
-                          : nullptr;
+        u64 *flag = rank != NONE
+                        ? push::arrived(blocks, geometry, rank, geometry.rank, token, number)
+                        : nullptr;
         push::raise(flag, turn);
     }
 
     // This block's part of the tokens: the first of them before the last, over all blocks that send.
     __device__ __forceinline__ void send_all() const {
         const u32 block = blockIdx.x - p.listers;
-        const u64 units = u64(tokens) * p.pieces;
+        const u32 pieces = g().row_pieces;
+        const u64 units = u64(tokens) * pieces;
         const u32 stride = p.senders * (THREADS / WARP);
         for (u64 unit = threadIdx.x / WARP * p.senders + block; unit < units; unit += stride) {
-            send(u32(unit / p.pieces), u32(unit % p.pieces));
+            send(u32(unit / pieces), u32(unit % pieces));
         }
     }
+
+    // The block that fills the handle and the counters of the step. It neither lists nor, if it can be
+    // helped, sends.
+    __device__ __forceinline__ bool keeps_books() const { return blockIdx.x + 1 == gridDim.x; }
 
     // Waits for the lists of every rank, and finds where each row belongs; whether all came. Every
     // thread of the block calls it.
@@ -231,18 +271,20 @@ struct Dispatch {
         using wait::Phase;
         const Geometry &geometry = g();
         const DispatchHeader *headers = blocks.own<DispatchHeader>(geometry.lane.dispatch_headers);
-        const u32 *words = blocks.own<u32>(geometry.lane.dispatch_words);
-        if (!wait_all(waiter, Phase::Dispatch, words, geometry.world, epoch) ||
+        bool here = true;
+        if (threadIdx.x < geometry.world) {
+            const u32 source = threadIdx.x;
+            const u32 *words = blocks.own<u32>(geometry.lane.dispatch_words);
+            here = waiter.wait(Phase::Dispatch, source, words + source, epoch) == 0;
+            const DispatchHeader header = headers[source];
+            shared.items[source] = header.items;
+            shared.pairs[source] = header.pairs;
+        }
+        if (!__syncthreads_and(here) ||
             !all_here(waiter, Phase::Dispatch, headers, geometry.world, StepView(p.state).step(),
                       p.ordinal)) {
             return false;
         }
-        if (threadIdx.x < geometry.world) {
-            shared.items[threadIdx.x] = headers[threadIdx.x].items;
-            shared.pairs[threadIdx.x] = headers[threadIdx.x].pairs;
-            shared.pieces[threadIdx.x] = headers[threadIdx.x].pieces;
-        }
-        __syncthreads();
         if (threadIdx.x == 0) {
             u32 items = 0;
             u32 pairs = 0;
@@ -258,8 +300,7 @@ struct Dispatch {
             shared.pairs[geometry.world] = pairs;
             shared.end = items;
         }
-        if (blockIdx.x == 0) {
-            // The handle and the counters of the step are one block's to fill.
+        if (keeps_books()) {
             account::take_stock(p, blocks);
             windows::advance(p, waiter, blocks);
             __syncthreads();
@@ -293,7 +334,7 @@ struct Dispatch {
         return end <= min(*at<const u32>(p.capacity), p.row_limit) || place_some();
     }
 
-    // The same where not all fits: the first block finds out what does.
+    // The same where not all fits: the block that keeps the books finds out what does.
     __device__ __forceinline__ bool place_some() const {
         const Geometry &geometry = g();
         if (!await_blocks(&lane()->placed, epoch)) {
@@ -323,10 +364,13 @@ struct Dispatch {
         const bool first_piece = number == 0;
         RowRef reference{};
         push::Targets rows{0, 0};
+        // Read before the item says how many of them there are.
+        Pair pair{};
+        if (scan::lane() < items::pair_width(geometry)) {
+            pair = items::load(items::Lists::pushed_pairs(geometry, blocks, geometry.rank, source) +
+                               u64(position) * items::pair_width(geometry) + scan::lane());
+        }
         if (scan::lane() < item.pairs) {
-            const Pair pair = items::load(
-                items::Lists::pushed_pairs(geometry, blocks, geometry.rank, source) +
-                item.pair_begin + scan::lane());
             const u32 row = geometry.flat != 0
                                 ? arrival
                                 : tables[source * geometry.slots + pair.slot] + pair.index;
@@ -358,8 +402,8 @@ struct Dispatch {
                              : push::rows_in(blocks, geometry, geometry.lane.pushed_rows,
                                              geometry.rank, source, row_bytes);
         const push::Piece piece =
-            push::piece_of(row_bytes / sizeof(Quad), number, shared.pieces[source]);
-        push::move<DEPTH>(from + u64(item.token) * row_bytes, piece, rows);
+            push::piece_of(row_bytes / sizeof(Quad), number, geometry.row_pieces);
+        push::move<DEPTH>(from + u64(item.token) * row_bytes, piece, [&] { return rows; });
         const u32 scale_bytes = geometry.scale_bytes;
         if (first_piece && scale_bytes != 0) {
             const u64 scales = own ? p.scales
@@ -367,7 +411,7 @@ struct Dispatch {
                                                    geometry.rank, source, scale_bytes);
             rows.row = p.received_scales + u64(reference.row) * scale_bytes;
             const push::Piece whole{0, u32(scale_bytes / sizeof(Quad))};
-            push::move<1>(scales + u64(item.token) * scale_bytes, whole, rows);
+            push::move<1>(scales + u64(item.token) * scale_bytes, whole, [&] { return rows; });
         }
         if (first_piece && geometry.flat != 0 && p.handle.row_weights != 0) {
             items::annotate_rest(geometry, p.handle, arrival, item.pairs);
@@ -383,13 +427,17 @@ struct Dispatch {
         for (u32 source = 0; source < geometry.world; ++source) {
             const u32 first = min(shared.items[source], shared.end);
             const u32 items = min(shared.items[source + 1], shared.end) - first;
-            most = max(most, items * shared.pieces[source]);
+            most = max(most, items);
         }
-        const u32 units = most * geometry.world;
-        const u32 warps = gridDim.x * (THREADS / WARP);
-        // Where there is at most one for each warp there is nothing to share out.
-        const bool shares = units > warps;
-        u32 unit = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+        const u32 pieces = geometry.row_pieces;
+        const u32 units = most * geometry.world * pieces;
+        // Where there is at most one for each warp there is nothing to share out. The block that keeps
+        // the books gets none then, if there is another.
+        const u32 workers = max(gridDim.x - 1, 1u);
+        const bool shares = units > workers * (THREADS / WARP);
+        u32 unit = keeps_books() && gridDim.x > 1
+                       ? units
+                       : threadIdx.x / WARP * workers + blockIdx.x;
         for (;;) {
             if (shares) {
                 unit = scan::lane() == 0 ? atomicAdd(&lane()->taken, 1) : 0;
@@ -398,12 +446,11 @@ struct Dispatch {
             if (unit >= units) {
                 return;
             }
-            const u32 source = nth_peer(geometry, unit % geometry.world);
-            const u32 pieces = shared.pieces[source];
-            const u32 position = unit / geometry.world / pieces;
+            const u32 source = nth_peer(geometry, unit / pieces % geometry.world);
+            const u32 position = unit / pieces / geometry.world;
             const u32 end = min(shared.items[source + 1], shared.end);
             if (shared.items[source] + position < end &&
-                !receive(source, position, unit / geometry.world % pieces)) {
+                !receive(source, position, unit % pieces)) {
                 return;
             }
             if (!shares) {
@@ -460,11 +507,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Dispatch, p.geometry.rank);
         }
     }
-    if (last_to_arrive(lane)) {
-        if (threadIdx.x == 0) {
-            lane->epoch = epoch;
-            lane->turn = turn;
-            lane->counted = lane->listed = lane->taken = 0;
-        }
+    if (last_to_leave(lane) && threadIdx.x == 0) {
+        lane->epoch = epoch;
+        lane->turn = turn;
+        lane->counted = lane->listed = lane->taken = 0;
     }
 }

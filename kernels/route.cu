@@ -17,8 +17,8 @@ class OwnLists {
     __device__ __forceinline__ Item *item(u32 rank, u32 position) const {
         return items_ + bases_[2 * rank] + position;
     }
-    __device__ __forceinline__ Pair *pair(u32 rank, u32 number) const {
-        return pairs_ + bases_[2 * rank + 1] + number;
+    __device__ __forceinline__ Pair *pair(u32 rank, u32, u32 pair_begin, u32 place) const {
+        return pairs_ + bases_[2 * rank + 1] + pair_begin + place;
     }
 
   private:
@@ -67,7 +67,8 @@ __device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks
     u32 *rest = shared + 2 * g.world;
     const lists::Tables tables(g, rest, ptx::dynamic_shared_bytes() / sizeof(u32) - 2 * g.world);
     const OwnLists into(g, blocks, bases);
-    const lists::Counts all = lists::totals(p);
+    const lists::Counts all{at<u32>(p.expert_counts), at<u32>(p.rank_counts)};
+    lists::Kept kept;
     const u32 warp = threadIdx.x / lists::WARP;
     if (tables.warps() != 0) {
         const bool mine = warp < tables.warps();
@@ -75,23 +76,23 @@ __device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks
             lists::stretch_of(mine ? tokens : 0, warp, tables.warps());
         const lists::Counts counts = tables.of_warp(lists::own_warp(tables));
         tables.clear();
-        lists::count_all(p, stretch, counts);
+        lists::count_all(p, stretch, counts, kept);
         __syncthreads();
         const u32 experts = g.world * g.slots;
         tables.sum([&](u32 column, u32 sum) {
             (column < experts ? all.experts[column] : all.ranks[column - experts]) = sum;
         });
         find_bases(g, all.ranks, bases);
-        lists::write_all(p, into, stretch, counts);
+        lists::write_all(p, into, stretch, counts, kept);
     } else {
         const lists::Stretch stretch{0, warp == 0 ? tokens : 0};
         clear_totals(p);
-        lists::count_all(p, stretch, all);
+        lists::count_all(p, stretch, all, kept);
         __syncthreads();
         find_bases(g, all.ranks, bases);
         // Counted again from zero while the lists are written, so that they end as they were.
         clear_totals(p);
-        lists::write_all(p, into, stretch, all);
+        lists::write_all(p, into, stretch, all, kept);
     }
     __syncthreads();
 }

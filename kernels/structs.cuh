@@ -13,8 +13,6 @@ constexpr u32 NONE = 0xffffffff;
 constexpr u32 TRANSFER_PULL = 0;
 // The sender writes lists and rows into the receiver's block, and a flag behind each piece of a row.
 constexpr u32 TRANSFER_PUSH = 1;
-// The most pieces into which a row is cut that is pushed.
-constexpr u32 PIECES = 4;
 
 // Byte offsets of the regions of a lane's shared block.
 struct LaneLayout {
@@ -61,9 +59,11 @@ struct Geometry {
     u32 flat_width;
     u32 weighted;
     u32 push;
+    u32 row_pieces;
+    u32 sum_pieces;
     LaneLayout lane;
 };
-SAME_LAYOUT(Geometry, 224, lane, 80);
+SAME_LAYOUT(Geometry, 232, lane, 88);
 
 // What a sender tells each rank in a dispatch.
 struct alignas(16) DispatchHeader {
@@ -74,9 +74,9 @@ struct alignas(16) DispatchHeader {
     u32 pairs;
     u32 pair_base;
     u32 transfer;
-    u32 pieces;
+    u32 reserved;
 };
-SAME_LAYOUT(DispatchHeader, 32, pieces, 28);
+SAME_LAYOUT(DispatchHeader, 32, reserved, 28);
 
 // What a rank tells each rank in a combine, or in the closing round of a step.
 struct alignas(16) CombineHeader {

@@ -66,6 +66,8 @@ __device__ __forceinline__ u64 fault_word(FaultKind kind, Phase phase, u32 culpr
 // and the poison lie on this device; a fault of this rank's own is therefore left in its own poison
 // word too, where its later waits find it.
 constexpr u32 LOOKS_BETWEEN_CONTROL = 64;
+// Flags are waited for by thousands of warps at once, which must not all cross the bus.
+constexpr u32 LOOKS_AT_FLAG_BETWEEN_CONTROL = 2048;
 constexpr u32 PAUSE_NS = 32;
 
 class Waiter {
@@ -90,6 +92,11 @@ class Waiter {
         return poison == 0 ? 0 : set_once(&control()->fault, poison);
     }
 
+    // Whether `held` will say that there is a fault. Orders nothing, so that it delays nothing.
+    __device__ __forceinline__ bool poisoned() const {
+        return ptx::load_relaxed_sys(&own()->poison) != 0;
+    }
+
     // Waits until `word` holds `expected`, which `culprit` will store. Returns zero, or the fault
     // that ended the wait and that this rank and its peers hold from then on. The word may hold
     // `expected - 1` while it is waited for; any other value is a peer out of step. What the peer
@@ -107,10 +114,11 @@ class Waiter {
         bool counted = true;
         for (u32 look = 1;; ++look) {
             // As on the host, a fault that is there already wins over a signal that is there too.
-            if (const u64 word_held = held()) {
-                return word_held;
-            }
+            const bool fault_is_there = poisoned();
             const u32 found = ptx::load_acquire_sys(word);
+            if (fault_is_there) {
+                return held();
+            }
             if (found == expected) {
                 return 0;
             }
@@ -142,13 +150,15 @@ class Waiter {
         u64 last_ns = ptx::global_time_ns();
         bool counted = true;
         for (u32 look = 1;; ++look) {
-            if (look % LOOKS_BETWEEN_CONTROL == 0) {
+            if (look % LOOKS_AT_FLAG_BETWEEN_CONTROL == 0) {
                 if (const u64 fault_held = fault(phase)) {
                     return fault_held;
                 }
                 if (expired(phase, last_ns, counted, spent_ns)) {
                     return fail(FaultKind::Timeout, phase, culprit);
                 }
+            } else if (look % LOOKS_BETWEEN_CONTROL == 0 && poisoned()) {
+                return held();
             }
             ptx::sleep_ns(PAUSE_NS);
             if (ptx::load_acquire_sys(flag) == expected) {

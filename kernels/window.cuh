@@ -61,8 +61,9 @@ __device__ __forceinline__ u32 add_items(const Params &p, const Blocks &blocks, 
             ++source;
         }
         const items::Lists lists(g, blocks, source);
-        const Item item = items::load(lists.items + (position - source_items[source]));
-        const Pair *pairs = lists.pairs + item.pair_begin;
+        const u32 place = position - source_items[source];
+        const Item item = items::load(lists.items + place);
+        const Pair *pairs = lists.pairs_of(place, item);
         for (u32 pair = 0; pair < item.pairs; ++pair) {
             atomicAdd(counts + items::load(pairs + pair).slot, sign);
         }

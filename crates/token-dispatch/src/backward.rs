@@ -243,7 +243,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Restage>(
                 &inner.kernels.restage,
-                launch::stage(&inner.geometry),
+                launch::stage(&inner.geometry, inner.blocks),
                 &params,
                 &[rows],
                 &self.keep(handle),
@@ -303,7 +303,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Regather>(
                 &inner.kernels.regather,
-                launch::items(&inner.geometry, inner.geometry.sum_bytes),
+                launch::items(&inner.geometry, inner.geometry.sum_bytes, inner.blocks),
                 &params,
                 &uses,
                 &self.keep(handle),
@@ -342,7 +342,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::PushWeightGrads>(
                 &inner.kernels.push_weight_grads,
-                launch::items(&inner.geometry, 0),
+                launch::items(&inner.geometry, 0, inner.blocks),
                 &params,
                 &[grads],
                 &self.keep(handle),

@@ -91,7 +91,7 @@ impl<B: Backend> Lane<B> {
             ordinal,
             weighted: inner.geometry.weighted,
             senders: shape.senders,
-            pieces: shape.pieces,
+            reserved: 0,
         };
         // SAFETY: 1. addresses lie in the arguments, the lane, the handle or the dispatcher, which are
         // retained; the window keeps rows below the limit that was checked, and the output has a row
@@ -131,7 +131,7 @@ impl<B: Backend> Lane<B> {
             weighted: u32::from(parts.weighted),
         };
         let shape = match parts.push {
-            true => launch::items(&inner.geometry, inner.geometry.sum_bytes),
+            true => launch::items(&inner.geometry, inner.geometry.sum_bytes, inner.blocks),
             false => launch::peers(&inner.geometry),
         };
         // SAFETY: 1. addresses lie in `expert_rows`, the lane, the handle or the dispatcher, which
@@ -192,7 +192,11 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Reduce>(
                 &inner.kernels.reduce,
-                launch::rows(inner.geometry.max_tokens.into(), inner.geometry.sum_bytes),
+                launch::rows(
+                    inner.geometry.max_tokens.into(),
+                    inner.geometry.sum_bytes,
+                    inner.blocks,
+                ),
                 &params,
                 &uses,
                 &self.keep(handle),

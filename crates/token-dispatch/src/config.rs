@@ -94,6 +94,10 @@ pub struct DispatchConfig {
     pub(crate) sm_budget: u32,
 }
 
+/// The fewest multiprocessors with which an operation can be told to do: with those, blocks that wait leave
+/// room for blocks that are waited for.
+pub const LEAST_SMS: u32 = 4;
+
 /// The largest values that the index arithmetic of a step is built for.
 pub(crate) const MAX_TOKENS: usize = 1 << 20;
 pub(crate) const MAX_TOP_K: usize = 64;
@@ -376,8 +380,8 @@ impl DispatchConfigBuilder {
     }
 
     /// The most multiprocessors that an operation uses at a time, so that the rest is left to other work
-    /// (default: zero, which is all of them). May differ between ranks. The host backend does not look
-    /// at it.
+    /// (default: zero, which is all of them): at least [`LEAST_SMS`]. May differ between ranks. The host
+    /// backend does not look at it.
     #[must_use]
     pub fn sm_budget(mut self, multiprocessors: u32) -> Self {
         self.config.sm_budget = multiprocessors;
@@ -399,6 +403,9 @@ impl DispatchConfigBuilder {
         within("lanes", config.lanes, 1, 64)?;
         within("max_dispatches", config.max_dispatches, 1, 1 << 16)?;
         within("record_ring", config.record_ring, 2, 1 << 16)?;
+        if config.sm_budget != 0 {
+            within("sm_budget", config.sm_budget as usize, LEAST_SMS as usize, 1 << 16)?;
+        }
         if !config.alignment.is_power_of_two() || config.alignment > MAX_ALIGNMENT {
             return Err(DispatchError::Config {
                 field: "alignment",

@@ -207,8 +207,6 @@ impl<B: Backend> Lane<B> {
             last: 1,
             listers: shape.listers,
             senders: shape.senders,
-            pieces: shape.pieces,
-            reserved: 0,
         };
         let (rows, scales) = (args.rows.slice(), args.received_scales.map(RowBuffer::slice));
         let mut uses: SmallVec<[&DeviceSlice<'a, B>; 8]> = SmallVec::new();
@@ -271,7 +269,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Route>(
                 &inner.kernels.route,
-                launch::route(&inner.geometry),
+                launch::route(&inner.geometry, inner.blocks),
                 &params,
                 &uses,
                 &self.keep(args.handle),
@@ -407,7 +405,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Gather>(
                 &inner.kernels.gather,
-                launch::items(&inner.geometry, inner.geometry.row_bytes),
+                launch::items(&inner.geometry, inner.geometry.row_bytes, inner.blocks),
                 &params,
                 &uses,
                 &self.keep(args.handle),

@@ -13,7 +13,7 @@ use ep_context::{
 };
 use smallvec::SmallVec;
 
-use crate::config::{DispatchConfig, Transfer};
+use crate::config::{DispatchConfig, LEAST_SMS, Transfer};
 use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::{ExpertHome, ExpertMap};
@@ -184,8 +184,10 @@ impl<B: Backend> TokenDispatcher<B> {
         // Nobody signals a lane before its owner has set its words.
         let ready = context.backend().synchronize(&stream);
         all_or_none(context.rendezvous(), "lanes", ready, deadline).map_err(ContextError::from)?;
-        let pushes = geometry.push != 0 && (share.ranks == 1 || config.transfer == Transfer::Push);
         let most = (share.multiprocessors / share.ranks).max(1);
+        let pushes = geometry.push != 0
+            && most >= LEAST_SMS
+            && (share.ranks == 1 || config.transfer == Transfer::Push);
         let blocks = if config.sm_budget == 0 { most } else { config.sm_budget.min(most) };
         Ok(Self {
             inner: Arc::new(Inner {

@@ -21,8 +21,8 @@
 //! |---|---|---|---|
 //! | pushed items | [`Item`] | ranks × tokens | the peer of that index |
 //! | pushed pairs | [`Pair`] | ranks × tokens × pair width | the peer of that index |
-//! | arrived | u64 | ranks × tokens × `PIECES` | the peer of that index |
-//! | returned | u64 | tokens × fan-out × `PIECES` | the rank that a slot was addressed to |
+//! | arrived | u64 | ranks × tokens × pieces of a row | the peer of that index |
+//! | returned | u64 | tokens × fan-out × pieces of a sum | the rank that a slot was addressed to |
 //! | pushed rows | row | (ranks − 1) × tokens | the peer of that index, itself left out |
 //! | pushed scales | row of scales | (ranks − 1) × tokens | the same |
 //!
@@ -78,6 +78,10 @@ pub struct Geometry {
     pub weighted: u32,
     /// Nonzero: lanes have room for rows that are pushed.
     pub push: u32,
+    /// Into how many pieces a row is cut that is pushed, each with a flag of its own.
+    pub row_pieces: u32,
+    /// The same for a partial sum.
+    pub sum_pieces: u32,
     /// Where the regions of a lane's shared block start.
     pub lane: LaneLayout,
 }
@@ -124,8 +128,18 @@ pub struct LaneLayout {
     pub bytes: u64,
 }
 
-/// The most pieces into which a row is cut that is pushed.
-pub(crate) const PIECES: usize = 4;
+/// Pieces of a row of so many bytes. Where there are few rows each is cut into small pieces, so that
+/// enough warps have one; where there are many, fewer flags cost less.
+fn pieces(row_bytes: usize, max_tokens: usize) -> u32 {
+    // Accesses of 16 bytes by each lane of a warp.
+    let accesses = match max_tokens {
+        ..=16 => 2,
+        17..=256 => 4,
+        257..=1024 => 7,
+        _ => 14,
+    };
+    row_bytes.div_ceil(accesses * 32 * 16).max(1) as u32
+}
 
 /// Regions start at a multiple of this many bytes, so that peers never share a cache line of another
 /// region.
@@ -158,6 +172,8 @@ impl Geometry {
             flat_width: config.flat_width(config.slots_of(rank) as usize) as u32,
             weighted: u32::from(config.weighting == Weighting::Combine),
             push: u32::from(push),
+            row_pieces: pieces(config.row_bytes(), config.max_tokens),
+            sum_pieces: pieces(config.sum_bytes(), config.max_tokens),
             lane: LaneLayout::new(world, slots, config, fanout, push),
         }
     }
@@ -174,6 +190,8 @@ impl LaneLayout {
         let (tokens, top_k) = (config.max_tokens, config.top_k);
         let grads = if config.backward { tokens * top_k } else { 0 };
         let pushed = if push { tokens } else { 0 };
+        let row_pieces = pieces(config.row_bytes(), tokens) as usize;
+        let sum_pieces = pieces(config.sum_bytes(), tokens) as usize;
         let layout = Self {
             dispatch_words: region(size_of::<u32>(), world),
             combine_words: region(size_of::<u32>(), world),
@@ -188,8 +206,8 @@ impl LaneLayout {
             weight_grads: region(size_of::<f32>(), grads),
             pushed_items: region(size_of::<Item>(), world * pushed),
             pushed_pairs: region(size_of::<Pair>(), world * pushed * top_k.min(slots)),
-            arrived: region(size_of::<u64>(), world * pushed * PIECES),
-            returned: region(size_of::<u64>(), pushed * fanout * PIECES),
+            arrived: region(size_of::<u64>(), world * pushed * row_pieces),
+            returned: region(size_of::<u64>(), pushed * fanout * sum_pieces),
             pushed_rows: region(config.row_bytes(), (world - 1) * pushed),
             pushed_scales: region(config.scale_bytes(), (world - 1) * pushed),
             bytes: 0,

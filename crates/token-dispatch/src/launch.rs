@@ -6,7 +6,7 @@
 
 use ep_context::LaunchShape;
 
-use crate::geometry::{Geometry, PIECES};
+use crate::geometry::Geometry;
 
 /// The most blocks of a kernel that moves rows. Two such blocks fit on a multiprocessor, so this leaves
 /// half of a large device to other work, and so many are enough to fill the links between devices.
@@ -30,19 +30,17 @@ const LIST_BYTES: u64 = 64 << 10;
 /// Threads of the kernels that push, see `push_dispatch.cu`: one block a multiprocessor.
 const PUSH_THREADS: u32 = 512;
 
-/// Tokens of a block that builds lists beside others: four for each of its warps, at top-8.
-const LISTED_TOKENS: u32 = 64;
+/// Tokens of a block that builds lists beside others: as many as its warps keep at hand, at top-8.
+const LISTED_TOKENS: u32 = 128;
 
 /// The most blocks that build lists. Each adds up what all of them counted.
 pub(crate) const MOST_LISTERS: u32 = 16;
 
-/// The most counts of a warp with which lists are built beside others: at least four warps have room.
+/// The most counts of a warp with which lists are built beside others: three warps and the totals have
+/// room.
 pub(crate) const MOST_PUSH_COLUMNS: usize = LIST_BYTES as usize / 4 / 4;
 
-/// The most tokens for which each row is cut into pieces, so that it takes several warps to move it.
-const FEW_TOKENS: u32 = 1024;
-
-/// Where the blocks of a kernel that pushes are, and how it cuts rows.
+/// Where the blocks of a kernel that pushes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PushShape {
     pub(crate) launch: LaunchShape,
@@ -50,44 +48,40 @@ pub(crate) struct PushShape {
     pub(crate) listers: u32,
     /// Blocks behind them that send before they receive.
     pub(crate) senders: u32,
-    /// Pieces of a row.
-    pub(crate) pieces: u32,
-}
-
-/// Pieces of a row that is pushed. The same on all ranks.
-fn pieces(g: &Geometry) -> u32 {
-    if g.max_tokens <= FEW_TOKENS { PIECES as u32 } else { 1 }
 }
 
 /// A dispatch of at most `tokens` tokens that pushes, within `budget` blocks.
 pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape {
-    let pieces = pieces(g);
     let warps = PUSH_THREADS / WARP;
+    // The counts of each warp, and the totals.
     let columns = g.world * g.slots + 2 * g.world;
-    let words = columns * warps.min(LIST_BYTES as u32 / 4 / columns);
+    let words = columns * (warps + 1).min(LIST_BYTES as u32 / 4 / columns);
+    let budget = budget.max(2);
     let listers = tokens.div_ceil(LISTED_TOKENS).clamp(1, MOST_LISTERS).min(budget.div_ceil(4));
-    // Eight warps of a block have a piece to send where there are few.
-    let senders = (tokens * pieces).div_ceil(8).clamp(1, (budget / 4).max(1));
-    // What is received may be as much from every rank, and goes to warps one piece at a time.
-    let received = u64::from(tokens) * u64::from(g.world * pieces);
-    let receivers = received.div_ceil(warps.into()).min(budget.into()) as u32;
-    let blocks = receivers.max(listers + senders).min(budget.max(listers + senders));
+    // Where there are few pieces to send, half of the warps of a block have one.
+    let sent = u64::from(tokens) * u64::from(g.row_pieces);
+    let senders = sent.div_ceil((warps / 2).into()).clamp(1, (budget / 4).max(1).into()) as u32;
+    // As much may come from every rank, and every pair may bring an expert its padding.
+    let received = sent * u64::from(g.world);
+    let pairs = u64::from(tokens) * u64::from(g.world * g.top_k);
+    let padding = pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1);
+    let blocks = (received + padding).div_ceil(warps.into()).min(budget.into()) as u32;
+    // One more, which keeps the books.
+    let blocks = (blocks + 1).max(listers + senders + 1).min(budget).max(listers + senders);
     PushShape {
         launch: LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes: words * 4 },
         listers,
         senders,
-        pieces,
     }
 }
 
 /// A combine after such a dispatch.
 pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32) -> PushShape {
-    let pieces = pieces(g);
     let warps = PUSH_THREADS / WARP;
-    let units = u64::from(tokens) * u64::from(g.world * pieces);
+    let units = u64::from(tokens) * u64::from(g.world) * u64::from(g.sum_pieces);
     let blocks = units.div_ceil((warps / 2).into()).clamp(1, budget.max(1).into()) as u32;
     let senders = if g.world == 1 { 0 } else { (blocks / 2).max(1) };
-    PushShape { launch: LaunchShape::new(blocks, PUSH_THREADS), listers: 0, senders, pieces }
+    PushShape { launch: LaunchShape::new(blocks, PUSH_THREADS), listers: 0, senders }
 }
 
 /// One block whose threads each see to a rank: for kernels that wait, so that ranks which share a device
@@ -106,37 +100,38 @@ pub(crate) fn window() -> LaunchShape {
     LaunchShape::new(1, 1024)
 }
 
-/// Rows of `row_bytes` bytes, at most `rows` of them.
-pub(crate) fn rows(rows: u64, row_bytes: u32) -> LaunchShape {
+/// Rows of `row_bytes` bytes, at most `rows` of them, within `budget` blocks.
+pub(crate) fn rows(rows: u64, row_bytes: u32, budget: u32) -> LaunchShape {
     let pieces = rows * u64::from(row_bytes.div_ceil(PIECE_BYTES).max(1));
-    LaunchShape::new(blocks(pieces, ROW_THREADS), ROW_THREADS)
+    LaunchShape::new(blocks(pieces, ROW_THREADS, budget), ROW_THREADS)
 }
 
 /// The items that all ranks together may have for this one.
-pub(crate) fn items(g: &Geometry, row_bytes: u32) -> LaunchShape {
-    rows(u64::from(g.world) * u64::from(g.max_tokens), row_bytes)
+pub(crate) fn items(g: &Geometry, row_bytes: u32, budget: u32) -> LaunchShape {
+    rows(u64::from(g.world) * u64::from(g.max_tokens), row_bytes, budget)
 }
 
 /// Tokens to be staged beside lists that one block builds.
-pub(crate) fn route(g: &Geometry) -> LaunchShape {
+pub(crate) fn route(g: &Geometry, budget: u32) -> LaunchShape {
     let warps = u64::from(LIST_THREADS / WARP);
     let ranks = 2 * u64::from(g.world);
     let counts = u64::from(g.world) * u64::from(g.slots) + ranks;
     let words = ranks + counts * warps.min((LIST_BYTES / 4).saturating_sub(ranks) / counts);
-    LaunchShape { shared_bytes: words as u32 * 4, ..stage(g) }
+    LaunchShape { shared_bytes: words as u32 * 4, ..stage(g, budget) }
 }
 
 /// Tokens to be staged. One block more than they need, which is the one that may do something else.
-pub(crate) fn stage(g: &Geometry) -> LaunchShape {
+pub(crate) fn stage(g: &Geometry, budget: u32) -> LaunchShape {
     let pieces = u64::from(g.max_tokens) * u64::from(g.token_bytes.div_ceil(PIECE_BYTES).max(1));
-    let blocks = blocks(pieces, LIST_THREADS).min(ROW_BLOCKS - 1) + 1;
+    let most = budget.clamp(2, ROW_BLOCKS);
+    let blocks = blocks(pieces, LIST_THREADS, budget).min(most - 1) + 1;
     LaunchShape::new(blocks, LIST_THREADS)
 }
 
 /// Blocks whose warps have a unit of work each, within the budget.
-fn blocks(units: u64, threads: u32) -> u32 {
+fn blocks(units: u64, threads: u32, budget: u32) -> u32 {
     let warps = u64::from(threads / WARP);
-    units.div_ceil(warps).clamp(1, u64::from(ROW_BLOCKS)) as u32
+    units.div_ceil(warps).clamp(1, u64::from(budget.clamp(1, ROW_BLOCKS))) as u32
 }
 
 #[cfg(test)]
@@ -153,18 +148,37 @@ mod tests {
     #[test]
     fn small_work_starts_few_blocks_and_large_work_stays_in_the_budget() {
         let small = geometry(8, 2, 1);
-        assert_eq!(rows(0, 512), LaunchShape::new(1, 256));
-        assert_eq!(items(&small, small.row_bytes).blocks, 1);
-        assert_eq!(route(&small).blocks, 2);
+        assert_eq!(rows(0, 512, 132), LaunchShape::new(1, 256));
+        assert_eq!(items(&small, small.row_bytes, 132).blocks, 1);
+        assert_eq!(route(&small, 132).blocks, 2);
         let large = geometry(256, 8, 4096);
-        assert_eq!(items(&large, large.row_bytes).blocks, ROW_BLOCKS);
-        assert_eq!(route(&large).blocks, ROW_BLOCKS);
+        assert_eq!(items(&large, large.row_bytes, 132).blocks, ROW_BLOCKS);
+        assert_eq!(route(&large, 132).blocks, ROW_BLOCKS);
+        assert_eq!(items(&large, large.row_bytes, 24).blocks, 24);
+        assert_eq!(route(&large, 24).blocks, 24);
         assert_eq!(peers(&large), LaunchShape::new(1, 32));
     }
 
     #[test]
+    fn a_push_stays_in_its_budget_and_has_blocks_of_every_kind() {
+        for (ranks, tokens, budget) in [(1, 1, 4), (2, 128, 132), (2, 4096, 24), (8, 4096, 132)] {
+            let g = geometry(256, ranks, tokens);
+            let shape = push_dispatch(&g, tokens as u32, budget);
+            assert!(shape.listers + shape.senders <= shape.launch.blocks, "{shape:?}");
+            assert!(shape.launch.blocks <= budget && shape.senders > 0, "{shape:?}");
+            let columns = g.world * (g.slots + 2);
+            assert!(shape.launch.shared_bytes >= 2 * 4 * columns, "a warp and the totals");
+            assert!(u64::from(shape.launch.shared_bytes) <= LIST_BYTES);
+            let shape = push_combine(&g, tokens as u32, budget);
+            assert!(shape.senders < shape.launch.blocks.max(2), "{shape:?}");
+            assert!(shape.launch.blocks <= budget, "{shape:?}");
+        }
+    }
+
+    #[test]
     fn the_counts_of_lists_fit_or_leave_room_for_the_bases() {
-        let bytes = |experts, ranks| u64::from(route(&geometry(experts, ranks, 128)).shared_bytes);
+        let bytes =
+            |experts, ranks| u64::from(route(&geometry(experts, ranks, 128), 132).shared_bytes);
         // 16 warps with 256 experts and two words for each of 8 ranks, and the bases.
         assert_eq!(bytes(256, 8), 4 * (16 + 16 * (256 + 16)));
         assert!(bytes(4096, 64) <= LIST_BYTES);

@@ -67,7 +67,7 @@ impl Kernel for Restage {
                 pairs: 0,
                 pair_base: 0,
                 transfer: TRANSFER_PULL,
-                pieces: 1,
+                reserved: 0,
             };
             // SAFETY: this rank's header and word in the peer's block, as for a dispatch.
             unsafe {

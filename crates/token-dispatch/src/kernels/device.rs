@@ -134,10 +134,10 @@ fn agreements() -> String {
         Geometry in "" {
             world, rank, experts, slots, local_experts, top_k, fanout, max_tokens, alignment, hidden,
             row_bytes, scale_bytes, token_bytes, sum_bytes, dtype, quantize, flat, flat_width,
-            weighted, push, lane,
+            weighted, push, row_pieces, sum_pieces, lane,
         }
         DispatchHeader in "" {
-            step, ordinal, items, item_base, pairs, pair_base, transfer, pieces,
+            step, ordinal, items, item_base, pairs, pair_base, transfer, reserved,
         }
         CombineHeader in "" { step, ordinal, prefix, required, first_over, reserved }
         Item in "" { token, slot, pair_begin, pairs }
@@ -177,11 +177,11 @@ fn agreements() -> String {
             geometry, wait, lane, handle, state, homes, topk_ids, topk_weights, tokens, scales,
             num_tokens_word, expert_counts, rank_counts, block_counts, required_by_dispatch, capacity,
             rows, received_scales, condition, num_tokens, id_bytes, ordinal, dependent, row_limit,
-            max_dispatches, budgeted, last, listers, senders, pieces, reserved,
+            max_dispatches, budgeted, last, listers, senders,
         }
         PushCombineParams in "" {
             geometry, wait, lane, handle, state, peer_required, expert_rows, output, ordinal, weighted,
-            senders, pieces,
+            senders, reserved,
         }
         CountParams in "" {
             geometry, wait, lane, handle, state, required_by_dispatch, capacity, row_limit,
@@ -214,7 +214,6 @@ fn agreements() -> String {
     equal("NONE", NONE);
     equal("TRANSFER_PULL", TRANSFER_PULL);
     equal("TRANSFER_PUSH", TRANSFER_PUSH);
-    equal("PIECES", crate::geometry::PIECES as u32);
     equal("wait::PHASES", Phase::COUNT as u32);
     equal("wait::Phase::Dispatch", Phase::Dispatch as u32);
     equal("wait::Phase::Combine", Phase::Combine as u32);

@@ -12,11 +12,11 @@ use super::count::take_stock;
 use super::fold::fold;
 use super::gather::receive;
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
-use super::received::pushed_lists;
+use super::received::{pair_width, pushed_lists};
 use super::route::{Lists, announce, at, build_lists, entry};
 use super::window::advance;
 use super::{reduce, reduce_push, source};
-use crate::geometry::{Geometry, PIECES};
+use crate::geometry::Geometry;
 use crate::params::{
     CountParams, DispatchHeader, ExpertHomeEntry, GatherParams, Item, LaneState, Pair,
     PushCombineParams, PushDispatchParams, ReduceParams, ReducePushParams, RouteParams,
@@ -77,9 +77,7 @@ impl Kernel for PushDispatch {
                     let scales = at(p.scales, token, g.scale_bytes);
                     return Some((at(p.tokens, token, g.row_bytes), scales));
                 }
-                let headers = blocks.own(g.lane.dispatch_headers);
-                let header: DispatchHeader = load(entry::<DispatchHeader>(headers, source as u32));
-                for piece in 0..header.pieces as usize {
+                for piece in 0..g.row_pieces as usize {
                     let flag = arrived(g, &blocks, g.rank as usize, source, token, piece);
                     let culprit = Rank::from_index(source);
                     waiter.wait_flag(Phase::Dispatch, culprit, flag, turn).ok()?;
@@ -128,7 +126,7 @@ unsafe fn send(
             pairs,
             pair_base: 0,
             transfer: TRANSFER_PUSH,
-            pieces: p.pieces,
+            reserved: 0,
         });
     }
 }
@@ -147,9 +145,10 @@ impl Lists for PeerLists<'_> {
         entry::<Item>(pushed_lists(self.geometry, self.blocks, rank, own).0, position)
     }
 
-    fn pair(&self, rank: usize, number: u32) -> u64 {
+    fn pair(&self, rank: usize, position: u32, place: u32, _number: u32) -> u64 {
         let own = self.geometry.rank as usize;
-        entry::<Pair>(pushed_lists(self.geometry, self.blocks, rank, own).1, number)
+        let pairs = pushed_lists(self.geometry, self.blocks, rank, own).1;
+        entry::<Pair>(pairs, position * pair_width(self.geometry) + place)
     }
 }
 
@@ -193,7 +192,7 @@ unsafe fn send_row(
                 unsafe { table_mut::<u8>(target, bytes).copy_from_slice(table(from, bytes)) };
             }
         }
-        for piece in 0..p.pieces as usize {
+        for piece in 0..g.row_pieces as usize {
             // SAFETY: a flag of this rank in the peer's block.
             unsafe {
                 let flag = arrived(g, blocks, to, rank, token, piece);
@@ -231,13 +230,13 @@ fn arrived(
     token: usize,
     piece: usize,
 ) -> u64 {
-    let flag = (source * g.max_tokens as usize + token) * PIECES + piece;
+    let flag = (source * g.max_tokens as usize + token) * g.row_pieces as usize + piece;
     at(blocks.at(to, g.lane.arrived), flag, size_of::<u64>() as u32)
 }
 
 /// The flag in the block of `owner` for a piece of the partial sum in a landing slot.
 fn returned(g: &Geometry, blocks: &LaneBlocks<'_>, owner: usize, slot: usize, piece: usize) -> u64 {
-    let flag = slot * PIECES + piece;
+    let flag = slot * g.sum_pieces as usize + piece;
     at(blocks.at(owner, g.lane.returned), flag, size_of::<u64>() as u32)
 }
 
@@ -267,7 +266,7 @@ impl Kernel for PushCombine {
             let window: WindowState = load(p.handle.window);
             reduce_push::release(&sending, &blocks, &waiter, &window);
             reduce_push::push(&sending, &blocks, &window, |item| {
-                for piece in 0..p.pieces as usize {
+                for piece in 0..g.sum_pieces as usize {
                     let owner = item.source as usize;
                     let flag = returned(g, &blocks, owner, item.slot as usize, piece);
                     waiter.raise(Rank(item.source), flag, lane.turn);
@@ -280,7 +279,7 @@ impl Kernel for PushCombine {
                 return;
             }
             reduce::add_partials(&adding, &blocks, window.tokens as usize, |rank, slot| {
-                (0..p.pieces as usize).all(|piece| {
+                (0..g.sum_pieces as usize).all(|piece| {
                     let flag = returned(g, &blocks, g.rank as usize, slot, piece);
                     waiter.wait_flag(Phase::Combine, Rank(rank), flag, lane.turn).is_ok()
                 })

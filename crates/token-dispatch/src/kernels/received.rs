@@ -32,7 +32,8 @@ impl<'a> ReceivedLists<'a> {
     /// `source` has more than `position` items for this rank.
     pub(super) unsafe fn item(&self, source: usize, position: u32) -> (Item, &'a [Pair]) {
         let (g, header) = (self.geometry, &self.headers[source]);
-        let (items, pairs) = if header.transfer == TRANSFER_PUSH {
+        let pushed = header.transfer == TRANSFER_PUSH;
+        let (items, pairs) = if pushed {
             pushed_lists(g, &self.blocks, g.rank as usize, source)
         } else {
             let items = self.blocks.at(source, g.lane.items);
@@ -42,9 +43,16 @@ impl<'a> ReceivedLists<'a> {
         // SAFETY: this function's contract; the item's pairs lie in the list of pairs.
         unsafe {
             let item: Item = load(entry::<Item>(items, position));
-            (item, table(entry::<Pair>(pairs, item.pair_begin), item.pairs as usize))
+            let first = if pushed { position * pair_width(g) } else { item.pair_begin };
+            (item, table(entry::<Pair>(pairs, first), item.pairs as usize))
         }
     }
+}
+
+/// The most pairs of one token for one rank. Where lists are pushed each item has room for so many, so
+/// that nobody has to read the item first to find them.
+pub(super) fn pair_width(g: &Geometry) -> u32 {
+    g.top_k.min(g.slots)
 }
 
 /// Where `source` pushes its items and pairs in the block of `to`.
@@ -55,8 +63,7 @@ pub(super) fn pushed_lists(
     source: usize,
 ) -> (u64, u64) {
     let first = source as u32 * g.max_tokens;
-    let width = g.top_k.min(g.slots);
     let items = blocks.at(to, g.lane.pushed_items);
     let pairs = blocks.at(to, g.lane.pushed_pairs);
-    (entry::<Item>(items, first), entry::<Pair>(pairs, first * width))
+    (entry::<Item>(items, first), entry::<Pair>(pairs, first * pair_width(g)))
 }

@@ -90,7 +90,7 @@ impl Kernel for Route {
                     pairs,
                     pair_base,
                     transfer: TRANSFER_PULL,
-                    pieces: 1,
+                    reserved: 0,
                 }
             });
         }
@@ -140,8 +140,9 @@ pub(super) trait Lists {
     fn begin(&mut self, per_rank: &[[u32; 2]]);
     /// The address of an item for `rank`.
     fn item(&self, rank: usize, position: u32) -> u64;
-    /// The address of a pair for `rank`.
-    fn pair(&self, rank: usize, number: u32) -> u64;
+    /// The address of a pair of the item at `position` for `rank`: the `place`-th of the item, and the
+    /// `number`-th for the rank.
+    fn pair(&self, rank: usize, position: u32, place: u32, number: u32) -> u64;
 }
 
 /// The lists of this rank's own block: those of one rank behind those of another.
@@ -171,7 +172,7 @@ impl Lists for OwnLists {
         entry::<Item>(self.items, self.bases[rank][0] + position)
     }
 
-    fn pair(&self, rank: usize, number: u32) -> u64 {
+    fn pair(&self, rank: usize, _position: u32, _place: u32, number: u32) -> u64 {
         entry::<Pair>(self.pairs, self.bases[rank][1] + number)
     }
 }
@@ -235,7 +236,7 @@ pub(super) unsafe fn build_lists(
             // SAFETY: this function's contract.
             unsafe { store(lists.item(rank, position), item) };
             destinations[token * fanout + reached] = Destination { rank: rank as u32, position };
-            for (pair, choice) in (pair_begin..).zip(group) {
+            for (place, choice) in (0..).zip(group) {
                 let index = &mut per_expert[rank * g.slots as usize + choice.home.slot as usize];
                 let entry = Pair {
                     slot: choice.home.slot,
@@ -244,7 +245,7 @@ pub(super) unsafe fn build_lists(
                     choice: choice.choice,
                 };
                 // SAFETY: as above.
-                unsafe { store(lists.pair(rank, pair), entry) };
+                unsafe { store(lists.pair(rank, position, place, pair_begin + place), entry) };
                 *index += 1;
             }
             per_rank[rank] = [position + 1, pair_begin + group.len() as u32];

@@ -32,8 +32,8 @@ pub struct PushCombineParams {
     pub weighted: u32,
     /// Blocks that push before they add up, from the first.
     pub senders: u32,
-    /// Pieces of a row.
-    pub pieces: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Parameters of the expert rank's half of combine.

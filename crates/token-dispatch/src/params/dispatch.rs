@@ -108,10 +108,6 @@ pub struct PushDispatchParams {
     pub listers: u32,
     /// Blocks behind them that send before they receive.
     pub senders: u32,
-    /// Pieces of a row.
-    pub pieces: u32,
-    /// Zero.
-    pub reserved: u32,
 }
 
 /// Parameters of the kernel that waits for the tokens of all ranks and counts them.

@@ -20,8 +20,8 @@ pub struct DispatchHeader {
     pub pair_base: u32,
     /// How rows travel: [`TRANSFER_PULL`] or [`TRANSFER_PUSH`].
     pub transfer: u32,
-    /// Into how many pieces a row is cut, each with a flag of its own, where rows are pushed.
-    pub pieces: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The receiver reads rows from the sender's staging area, and lists from the sender's block.
