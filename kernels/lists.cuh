@@ -55,6 +55,7 @@ struct Choices {
     u32 place[SPLIT];
     // Ranks before this one that the token goes to.
     u32 reached[SPLIT];
+    float weight[SPLIT];
     // All ranks that it goes to.
     u32 fanout;
 
@@ -78,8 +79,12 @@ __device__ __forceinline__ Choices look(const Params &p, u32 token, bool present
     for (u32 part = 0; part < SPLIT; ++part) {
         c.key[part] = NONE;
         c.slot[part] = 0;
+        c.weight[part] = 1.0f;
         if (present && choice_of(part) < g.top_k) {
             const u64 entry = u64(token) * g.top_k + choice_of(part);
+            if (p.topk_weights != 0) {
+                c.weight[part] = at<const float>(p.topk_weights)[entry];
+            }
             const i64 id = p.id_bytes == 8 ? at<const i64>(p.topk_ids)[entry]
                                            : i64(at<const i32>(p.topk_ids)[entry]);
             if (id >= 0 && id < i64(g.experts)) {
@@ -187,12 +192,8 @@ __device__ __forceinline__ void write(const Params &p, const Lists &into, const 
         const u32 position = counts.ranks[2 * rank] + items_before;
         const u32 pair_begin = counts.ranks[2 * rank + 1] + pairs_before;
         const u32 index = counts.experts[rank * g.slots + slot] + same_before;
-        float weight = 1.0f;
-        if (p.topk_weights != 0) {
-            weight = at<const float>(p.topk_weights)[u64(token) * g.top_k + choice_of(part)];
-        }
         *into.pair(rank, position, pair_begin, c.place[part]) =
-            Pair{slot, index, weight, choice_of(part)};
+            Pair{slot, index, c.weight[part], choice_of(part)};
         if (c.leads(part)) {
             *into.item(rank, position) =
                 Item{token, token * g.fanout + c.reached[part], pair_begin, c.pairs[part]};
@@ -240,11 +241,20 @@ class Tables {
     __device__ __forceinline__ void sum(Keep keep) const {
         for (u32 i = threadIdx.x; i < columns_; i += blockDim.x) {
             u32 before = 0;
-            for (u32 warp = 0; warp < warps_; ++warp) {
-                u32 *entry = shared_ + warp * columns_ + i;
-                const u32 own = *entry;
-                *entry = before;
-                before += own;
+            for (u32 first = 0; first < warps_; first += AT_ONCE) {
+                u32 own[AT_ONCE];
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j) {
+                    const u32 warp = first + j;
+                    own[j] = warp < warps_ ? shared_[warp * columns_ + i] : 0;
+                }
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j) {
+                    if (first + j < warps_) {
+                        shared_[(first + j) * columns_ + i] = before;
+                    }
+                    before += own[j];
+                }
             }
             keep(i, before);
         }
@@ -264,6 +274,9 @@ class Tables {
     }
 
   private:
+    // Counts that a thread reads before it uses the first of them.
+    static constexpr u32 AT_ONCE = 8;
+
     u32 experts_;
     u32 columns_;
     u32 *shared_;
@@ -301,8 +314,10 @@ __device__ __forceinline__ void count_all(const Params &p, const Stretch &stretc
     u32 first = stretch.begin;
 #pragma unroll
     for (u32 round = 0; round < Kept::ROUNDS; ++round, first += ABREAST) {
-        kept.choices[round] = look_at(first);
-        count(p.geometry, kept.choices[round], counts);
+        if (first < stretch.end) {
+            kept.choices[round] = look_at(first);
+            count(p.geometry, kept.choices[round], counts);
+        }
     }
     for (; first < stretch.end; first += ABREAST) {
         count(p.geometry, look_at(first), counts);

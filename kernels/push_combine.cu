@@ -32,6 +32,11 @@ struct Combine {
     const wait::Waiter &waiter;
     const Blocks &blocks;
     u64 turn;
+    u32 epoch;
+    u32 step;
+    // Items that the window took, and tokens of this rank.
+    u32 end;
+    u32 tokens;
 
     __device__ __forceinline__ const Geometry &g() const { return p.geometry; }
     __device__ __forceinline__ LaneState *lane() const { return at<LaneState>(p.lane.state); }
@@ -45,19 +50,17 @@ struct Combine {
     // Tells every rank how many of its items will be processed.
     __device__ __forceinline__ void announce() const {
         const Geometry &geometry = g();
-        const StepView step(p.state);
-        const u32 epoch = lane()->epoch;
-        const u32 end = at<const WindowState>(p.handle.window)->end;
+        const StepView state(p.state);
         const u32 *source_items = at<const u32>(p.handle.source_items);
         for (u32 n = threadIdx.x; n < geometry.world; n += THREADS) {
             const u32 to = nth_peer(geometry, n);
             const u32 first = source_items[to];
             CombineHeader header{};
-            header.step = step.step();
+            header.step = step;
             header.ordinal = p.ordinal;
             header.prefix = min(max(end, first), source_items[to + 1]) - first;
-            header.required = step.required();
-            header.first_over = step.first_over();
+            header.required = state.required();
+            header.first_over = state.first_over();
             blocks.of<CombineHeader>(to, geometry.lane.combine_headers)[geometry.rank] = header;
             waiter.signal(blocks.of<u32>(to, geometry.lane.combine_words) + geometry.rank, epoch);
         }
@@ -95,7 +98,6 @@ struct Combine {
     __device__ __forceinline__ void push_all() const {
         const Geometry &geometry = g();
         const u32 *source_items = at<const u32>(p.handle.source_items);
-        const u32 end = at<const WindowState>(p.handle.window)->end;
         u32 most = 0;
         for (u32 n = 0; n + 1 < geometry.world; ++n) {
             const u32 source = nth_peer(geometry, n);
@@ -122,29 +124,29 @@ struct Combine {
         const Geometry &geometry = g();
         const u32 *words = blocks.own<u32>(geometry.lane.combine_words);
         const CombineHeader *headers = blocks.own<CombineHeader>(geometry.lane.combine_headers);
-        const u32 epoch = lane()->epoch;
-        if (!wait_all(waiter, Phase::Combine, words, geometry.world, epoch) ||
-            !all_here(waiter, Phase::Combine, headers, geometry.world, StepView(p.state).step(),
-                      p.ordinal)) {
-            return false;
-        }
+        bool failed = false;
+        bool elsewhere = false;
         for (u32 peer = threadIdx.x; peer < geometry.world; peer += THREADS) {
-            prefix[peer] = headers[peer].prefix;
-            if (blockIdx.x == 0) {
-                fold_header(p.peer_required, StepView(p.state), peer, headers[peer]);
+            failed |= waiter.wait(Phase::Combine, peer, words + peer, epoch) != 0;
+            const CombineHeader header = headers[peer];
+            elsewhere |= header.step != step || header.ordinal != p.ordinal;
+            prefix[peer] = header.prefix;
+            if (blockIdx.x == 0 && !failed && !elsewhere) {
+                fold_header(p.peer_required, StepView(p.state), peer, header);
             }
         }
-        __syncthreads();
-        return true;
+        return !__syncthreads_or(failed) &&
+               (!__syncthreads_or(elsewhere) || all_here(waiter, Phase::Combine, headers,
+                                                         geometry.world, step, p.ordinal));
     }
 
     // One piece of the sum of a token; whether that could be done.
     __device__ __forceinline__ bool add_up(u32 token, u32 number) const {
         const Geometry &geometry = g();
         const u32 quads = geometry.sum_bytes / sizeof(Quad);
-        const u32 reached = at<const u32>(p.handle.fanouts)[token];
+        // Behind the last rank that the token went to there is none.
         Destination from{NONE, NONE};
-        if (scan::lane() < reached) {
+        if (scan::lane() < geometry.fanout) {
             from = at<const Destination>(
                 p.handle.destinations)[u64(token) * geometry.fanout + scan::lane()];
         }
@@ -157,17 +159,8 @@ struct Combine {
             const u32 first = at<const u32>(p.handle.source_items)[geometry.rank];
             item = at<const WindowItem>(p.handle.items)[first + position];
         }
-        // Those of other ranks have a flag each, which a lane each waits for.
-        bool failed = false;
-        if (comes && from.rank != geometry.rank) {
-            const u32 slot = token * geometry.fanout + scan::lane();
-            const u64 *flag = push::returned(blocks, geometry, geometry.rank, slot, number);
-            failed = waiter.wait_flag(wait::Phase::Combine, from.rank, flag, turn) != 0;
-        }
-        if (__any_sync(scan::WHOLE, failed)) {
-            return false;
-        }
-        __syncwarp();
+        const u32 slot = token * geometry.fanout + scan::lane();
+        const bool awaits = comes && from.rank != geometry.rank;
         const push::Piece piece = push::piece_of(quads, number, geometry.sum_pieces);
         const u64 landing = u64(blocks.own<u8>(geometry.lane.landing));
 #pragma unroll 1
@@ -177,11 +170,13 @@ struct Combine {
                 add_rows(partial, item.begin, item.rows);
             }
             const auto own_part = partial.rounded();
-            Sum sum(begin, piece.end, quads);
+            // Those of other ranks have a flag each, which a lane each waits for.
+            if (begin == piece.begin && !all_returned(awaits, from.rank, slot, number)) {
+                return false;
+            }
             // Ranks below this one, this one, those above.
-            const u32 below = own == 0 ? lanes : lanes & (own - 1);
-            const u32 slot = token * geometry.fanout + scan::lane();
-            sum.add(landing, slot, 1.0f, false, below);
+            Sum sum(begin, piece.end, quads);
+            sum.add(landing, slot, 1.0f, false, own == 0 ? lanes : lanes & (own - 1));
             if (own != 0) {
                 sum.add(own_part);
                 sum.add(landing, slot, 1.0f, false, lanes & ~(own - 1) & ~own);
@@ -191,8 +186,19 @@ struct Combine {
         return true;
     }
 
+    // Waits for the flags of a token's landing slots, of which each lane that `awaits` has one.
+    __device__ __forceinline__ bool all_returned(bool awaits, u32 from, u32 slot, u32 number) const {
+        bool failed = false;
+        if (awaits) {
+            const u64 *flag = push::returned(blocks, g(), g().rank, slot, number);
+            failed = waiter.wait_flag(wait::Phase::Combine, from, flag, turn) != 0;
+        }
+        failed = __any_sync(scan::WHOLE, failed);
+        __syncwarp();
+        return !failed;
+    }
+
     __device__ __forceinline__ void add_all() const {
-        const u32 tokens = at<const WindowState>(p.handle.window)->tokens;
         const u32 pieces = g().sum_pieces;
         const u32 units = tokens * pieces;
         const u32 warps = gridDim.x * (THREADS / scan::WARP);
@@ -224,8 +230,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const wait::Waiter waiter(p.wait);
     const Blocks blocks(p.lane, p.geometry);
     LaneState *lane = at<LaneState>(p.lane.state);
+    const WindowState *window = at<const WindowState>(p.handle.window);
+    const Combine combine{p,           waiter,      blocks, lane->turn, lane->epoch,
+                          StepView(p.state).step(), window->end, window->tokens};
     if (!faulted(waiter)) {
-        Combine{p, waiter, blocks, lane->turn}.run();
+        combine.run();
     }
     if (last_to_leave(lane) && threadIdx.x == 0) {
         lane->reduced = 0;

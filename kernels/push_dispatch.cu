@@ -61,6 +61,8 @@ struct Dispatch {
     u32 tokens;
     u32 epoch;
     u64 turn;
+    u32 step;
+    u32 capacity;
 
     __device__ __forceinline__ const Geometry &g() const { return p.geometry; }
     __device__ __forceinline__ LaneState *lane() const { return at<LaneState>(p.lane.state); }
@@ -91,10 +93,11 @@ struct Dispatch {
 
     // Whether this dispatch sends nothing. The first block decides, since it may become so at any time.
     __device__ __forceinline__ void decide() const {
-        if (blockIdx.x == 0 && threadIdx.x == 0) {
-            const StepView step(p.state);
-            step.note_dispatch(p.ordinal);
-            shared.silent = step.is_silent(p.ordinal, p.dependent != 0);
+        // The last warp has no tokens of its own where there are few.
+        if (blockIdx.x == 0 && threadIdx.x == THREADS - 1) {
+            const StepView state(p.state);
+            state.note_dispatch(p.ordinal);
+            shared.silent = state.is_silent(p.ordinal, p.dependent != 0);
             if (p.listers > 1) {
                 lane()->silent = shared.silent;
             }
@@ -176,7 +179,7 @@ struct Dispatch {
         __syncthreads();
         for (u32 to = threadIdx.x; to < geometry.world; to += THREADS) {
             DispatchHeader header{};
-            header.step = StepView(p.state).step();
+            header.step = step;
             header.ordinal = p.ordinal;
             header.items = sends * totals[experts + 2 * to];
             header.pairs = sends * totals[experts + 2 * to + 1];
@@ -271,21 +274,32 @@ struct Dispatch {
         using wait::Phase;
         const Geometry &geometry = g();
         const DispatchHeader *headers = blocks.own<DispatchHeader>(geometry.lane.dispatch_headers);
-        bool here = true;
-        if (threadIdx.x < geometry.world) {
-            const u32 source = threadIdx.x;
-            const u32 *words = blocks.own<u32>(geometry.lane.dispatch_words);
-            here = waiter.wait(Phase::Dispatch, source, words + source, epoch) == 0;
-            const DispatchHeader header = headers[source];
-            shared.items[source] = header.items;
-            shared.pairs[source] = header.pairs;
+        const u32 *words = blocks.own<u32>(geometry.lane.dispatch_words);
+        const u32 *counts = blocks.own<u32>(geometry.lane.counts);
+        const u32 columns = geometry.world * geometry.slots;
+        // Every thread waits for those whose words it reads, so that nobody waits for another thread.
+        bool failed = false;
+        bool elsewhere = false;
+        for (u32 i = threadIdx.x; i < max(columns, geometry.world); i += THREADS) {
+            if (i < geometry.world) {
+                failed |= waiter.wait(Phase::Dispatch, i, words + i, epoch) != 0;
+                const DispatchHeader header = headers[i];
+                shared.items[i] = header.items;
+                shared.pairs[i] = header.pairs;
+                elsewhere |= header.step != step || header.ordinal != p.ordinal;
+            }
+            if (i < columns) {
+                const u32 source = i / geometry.slots;
+                failed |= waiter.wait(Phase::Dispatch, source, words + source, epoch) != 0;
+                tables[i] = counts[i];
+            }
         }
-        if (!__syncthreads_and(here) ||
-            !all_here(waiter, Phase::Dispatch, headers, geometry.world, StepView(p.state).step(),
-                      p.ordinal)) {
+        if (__syncthreads_or(failed) || (__syncthreads_or(elsewhere) &&
+                                         !all_here(waiter, Phase::Dispatch, headers, geometry.world,
+                                                   step, p.ordinal))) {
             return false;
         }
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == THREADS - 1) {
             u32 items = 0;
             u32 pairs = 0;
             for (u32 source = 0; source < geometry.world; ++source) {
@@ -308,20 +322,19 @@ struct Dispatch {
                 ptx::store_release_gpu(&lane()->placed, epoch);
             }
         }
-        const u32 *counts = blocks.own<u32>(geometry.lane.counts);
         u32 end = 0;
         for (u32 first = 0; first < geometry.slots; first += THREADS) {
             const u32 slot = first + threadIdx.x;
             u32 rows = 0;
-            if (slot < geometry.slots) {
-                for (u32 source = 0; source < geometry.world; ++source) {
-                    tables[source * geometry.slots + slot] = rows;
-                    rows += counts[source * geometry.slots + slot];
-                }
-                rows = round_up(rows, geometry.alignment);
+            for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
+                u32 &entry = tables[source * geometry.slots + slot];
+                const u32 more = entry;
+                entry = rows;
+                rows += more;
             }
             u32 more;
-            const u32 before = end + scan::block_exclusive(rows, more);
+            const u32 before =
+                end + scan::block_exclusive(round_up(rows, geometry.alignment), more);
             for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
                 tables[source * geometry.slots + slot] += before;
             }
@@ -331,7 +344,7 @@ struct Dispatch {
         if (geometry.flat != 0) {
             end = round_up(shared.items[geometry.world], geometry.alignment);
         }
-        return end <= min(*at<const u32>(p.capacity), p.row_limit) || place_some();
+        return end <= capacity || place_some();
     }
 
     // The same where not all fits: the block that keeps the books finds out what does.
@@ -500,9 +513,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 given = p.num_tokens_word != 0 ? *at<const u32>(p.num_tokens_word) : p.num_tokens;
     const u32 epoch = lane->epoch + 1;
     const u64 turn = lane->turn + 1;
+    const u32 step = StepView(p.state).step();
+    const u32 capacity = min(*at<const u32>(p.capacity), p.row_limit);
     if (!faulted(waiter)) {
         if (given <= p.num_tokens) {
-            Dispatch{p, waiter, blocks, given, epoch, turn}.run();
+            Dispatch{p, waiter, blocks, given, epoch, turn, step, capacity}.run();
         } else if (blockIdx.x == 0 && threadIdx.x == 0) {
             waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Dispatch, p.geometry.rank);
         }

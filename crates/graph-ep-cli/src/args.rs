@@ -3,7 +3,7 @@
 //! Values are checked as they are parsed; what depends on the routing is checked by
 //! [`RunArgs::check`] once it is loaded. Both end in exit code 2.
 
-mod bytes;
+pub(crate) mod bytes;
 mod check;
 mod choice;
 pub(crate) mod number;
@@ -13,9 +13,11 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 pub use check::ArgsError;
+pub(crate) use check::check_outputs;
 pub use choice::{BackendChoice, Dtype, GraphChoice, GrowthChoice, Mode};
 pub use number::NumberError;
 
+use crate::bench::BenchArgs;
 use crate::compile::CompileArgs;
 use crate::workload::Workload;
 
@@ -34,6 +36,9 @@ pub enum Command {
     /// Spread router decisions over ranks, record each step in a graph, replay it, recover when
     /// routing overflows, and verify that no token was lost
     Run(RunArgs),
+    /// Measure dispatch, combine and what is built of them, and hold them against what the hardware was
+    /// measured to do
+    Bench(Box<BenchArgs>),
     /// Say what there is to run on: GPUs, driver, compiler, links, limits, and which modes will work
     Doctor,
     /// Compile the kernels of a configuration ahead of time, without a GPU

@@ -11,9 +11,10 @@
 //!   it alone, and [`progress`] is what a person sees while the run lasts. [`output`] writes files
 //!   so that no half of one is seen.
 //!
-//! [`run`] joins them.
+//! [`run`] joins them. [`mod@bench`] measures the engine, and has a report, a table and plots of its own.
 
 pub mod args;
+pub mod bench;
 pub mod compile;
 pub mod demand;
 pub mod doctor;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use graph_ep_cli::args::{Cli, Command};
+use graph_ep_cli::bench::{self, nccl};
 use graph_ep_cli::run;
 use graph_ep_cli::verdict::Verdict;
 use graph_ep_cli::{compile, doctor};
@@ -18,6 +19,20 @@ fn main() -> ExitCode {
     let args = match Cli::parse().command {
         Command::Run(args) => args,
         Command::Doctor => return doctor::run().into(),
+        Command::Bench(args) => {
+            trace_to_stderr(args.measure.verbose);
+            if args.measure.against.is_some() {
+                // SAFETY: no other thread exists yet that could read the environment.
+                unsafe { nccl::forbid_multicast() };
+            }
+            return match bench::run(&args) {
+                Ok(verdict) => verdict.into(),
+                Err(error) => {
+                    complain(&error);
+                    error.verdict().into()
+                }
+            };
+        }
         Command::Compile(args) => {
             return match compile::run(&args) {
                 Ok(verdict) => verdict.into(),

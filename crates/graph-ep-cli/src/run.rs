@@ -5,7 +5,7 @@
 //! (`processes`), which shows it and adds it up (`collect`).
 
 mod collect;
-mod device;
+pub(crate) mod device;
 mod group;
 mod interrupt;
 mod processes;

@@ -4,7 +4,7 @@
 //! counter-based generator of integers: a part of a workload is the same on every machine, whatever
 //! is generated beside it. Workloads have no weights of their own.
 
-mod counter;
+pub(crate) mod counter;
 mod pattern;
 
 use clap::ValueEnum;

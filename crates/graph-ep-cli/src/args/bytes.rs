@@ -7,7 +7,7 @@ use super::NumberError;
 const UNITS: [(&str, u32); 3] = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
 
 /// A whole number of bytes, or of one of the units; case and a space before the unit do not matter.
-pub(super) fn parse(text: &str) -> Result<u64, NumberError> {
+pub(crate) fn parse(text: &str) -> Result<u64, NumberError> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
     if digits.is_empty() {

@@ -47,6 +47,27 @@ pub enum ArgsError {
     },
 }
 
+/// Checks that the files to be written at the end have a folder each, and are not one file.
+pub(crate) fn check_outputs(report: Option<&Path>, plot: Option<&Path>) -> Result<(), ArgsError> {
+    for (flag, path) in [("--report", report), ("--plot", plot)] {
+        let Some(path) = path else { continue };
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        if !folder.is_dir() {
+            let (path, folder) = (path.to_owned(), folder.to_owned());
+            return Err(ArgsError::NoFolder { flag, path, folder });
+        }
+    }
+    match (report, plot) {
+        (Some(report), Some(plot)) if report == plot => {
+            Err(ArgsError::SameFile { path: plot.to_owned() })
+        }
+        _ => Ok(()),
+    }
+}
+
 impl RunArgs {
     /// Checks what can be checked before anything is loaded: that the files to be written at the
     /// end of a long run have somewhere to go.
@@ -55,23 +76,7 @@ impl RunArgs {
     ///
     /// [`ArgsError::NoFolder`], [`ArgsError::SameFile`].
     pub fn check_outputs(&self) -> Result<(), ArgsError> {
-        for (flag, path) in [("--report", &self.report), ("--plot", &self.plot)] {
-            let Some(path) = path else { continue };
-            let folder = match path.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => parent,
-                _ => Path::new("."),
-            };
-            if !folder.is_dir() {
-                let (path, folder) = (path.clone(), folder.to_owned());
-                return Err(ArgsError::NoFolder { flag, path, folder });
-            }
-        }
-        match (&self.report, &self.plot) {
-            (Some(report), Some(plot)) if report == plot => {
-                Err(ArgsError::SameFile { path: plot.clone() })
-            }
-            _ => Ok(()),
-        }
+        check_outputs(self.report.as_deref(), self.plot.as_deref())
     }
 
     /// Cuts `routing` to `--steps`, and checks that it can be spread over `--ranks`.

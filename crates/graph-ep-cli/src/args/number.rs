@@ -30,6 +30,9 @@ pub enum NumberError {
     /// Looking ahead means expecting at least what was.
     #[error("it must be finite and at least 1")]
     LookAhead,
+    /// Noise is a fraction.
+    #[error("it must be finite and at least 0")]
+    Noise,
     /// An alignment is a power of two.
     #[error("it must be a power of two from 1 to {MAX_ALIGNMENT}")]
     Alignment,
@@ -64,7 +67,7 @@ pub(super) fn look_ahead(text: &str) -> Result<f64, NumberError> {
     if factor.is_finite() && factor >= 1.0 { Ok(factor) } else { Err(NumberError::LookAhead) }
 }
 
-pub(super) fn alignment(text: &str) -> Result<usize, NumberError> {
+pub(crate) fn alignment(text: &str) -> Result<usize, NumberError> {
     let rows: usize = text.parse()?;
     let right = rows.is_power_of_two() && rows <= MAX_ALIGNMENT;
     if right { Ok(rows) } else { Err(NumberError::Alignment) }

@@ -8,7 +8,7 @@ use crate::args::BackendChoice;
 
 /// What ranks run on.
 #[derive(Debug)]
-pub(super) enum Devices {
+pub(crate) enum Devices {
     /// Threads of the CPU.
     Host,
     /// GPUs, shared out among the ranks in turn.
@@ -17,7 +17,7 @@ pub(super) enum Devices {
 
 impl Devices {
     /// Finds what was asked for. `auto` says on stderr that it takes the host, and why.
-    pub(super) fn find(choice: BackendChoice) -> Result<Self, BackendError> {
+    pub(crate) fn find(choice: BackendChoice) -> Result<Self, BackendError> {
         if choice == BackendChoice::Host {
             return Ok(Self::Host);
         }
@@ -48,12 +48,12 @@ fn speaks() -> bool {
 }
 
 /// The host as a device for one rank.
-pub(super) fn host(rank: usize) -> Result<HostBackend, BackendError> {
+pub(crate) fn host(rank: usize) -> Result<HostBackend, BackendError> {
     Ok(HostBackend::new(HostOptions::new(format!("rank-{rank}"))))
 }
 
 /// The GPU of one rank.
-pub(super) fn cuda(devices: &[DeviceProperties], rank: usize) -> Result<CudaBackend, BackendError> {
+pub(crate) fn cuda(devices: &[DeviceProperties], rank: usize) -> Result<CudaBackend, BackendError> {
     let ordinal = devices.get(rank % devices.len().max(1)).map_or(0, |device| device.ordinal);
     CudaBackend::new(CudaOptions::new(ordinal).with_label(format!("rank-{rank}")))
 }

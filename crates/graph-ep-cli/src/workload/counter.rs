@@ -11,13 +11,13 @@ const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The numbers of one place.
 #[derive(Clone, Debug)]
-pub(super) struct Counter {
+pub(crate) struct Counter {
     state: u64,
 }
 
 /// What a place draws for. Two purposes at one place draw different numbers.
-#[derive(Clone, Copy)]
-pub(super) enum Purpose {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose {
     /// The choices of a token.
     Token = 1,
     /// Which expert or rank is hot.
@@ -34,30 +34,30 @@ pub(super) enum Purpose {
 
 impl Counter {
     /// The counter of `purpose` at the place that `words` name.
-    pub(super) fn new(purpose: Purpose, words: &[u64]) -> Self {
+    pub(crate) fn new(purpose: Purpose, words: &[u64]) -> Self {
         let start = mix(purpose as u64);
         let state = words.iter().fold(start, |hash, word| mix(hash.wrapping_add(STRIDE) ^ word));
         Self { state }
     }
 
     /// The counter of a token's choices.
-    pub(super) fn of_token(seed: u64, step: usize, layer: usize, token: usize) -> Self {
+    pub(crate) fn of_token(seed: u64, step: usize, layer: usize, token: usize) -> Self {
         Self::new(Purpose::Token, &[seed, step as u64, layer as u64, token as u64])
     }
 
     /// The next 64 bits.
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(STRIDE);
         mix(self.state)
     }
 
     /// A number below `bound`, which must not be zero. The bias is below `bound` / 2⁶⁴.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
     /// Moves `count` elements, drawn without replacement, to the front of `from`.
-    pub(super) fn draw<T>(&mut self, from: &mut [T], count: usize) {
+    pub(crate) fn draw<T>(&mut self, from: &mut [T], count: usize) {
         for place in 0..count {
             from.swap(place, place + self.below(from.len() - place));
         }

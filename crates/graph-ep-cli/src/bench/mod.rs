@@ -1,0 +1,177 @@
+//! `graph-ep bench`: how fast the operations of a layer are, and how fast they could be.
+//!
+//! What is measured is a list of cases ([`cases`]), each on ranks that are threads of this process
+//! (`ranks`): first the limits of the hardware ([`limits`]), then the operations ([`ops`]), on inputs
+//! that are made up ([`inputs`]), verified ([`verify`]) and held against what their bytes take at best
+//! ([`bytes`]). All that there is to say is a [`report`], from which table, plots and comparison are
+//! made.
+
+pub mod args;
+pub mod bytes;
+pub mod cases;
+pub mod compare;
+mod error;
+pub mod inputs;
+pub mod limits;
+mod machine;
+pub mod nccl;
+pub mod ops;
+pub mod plot;
+mod ranks;
+pub mod report;
+pub mod stats;
+pub mod table;
+pub mod verify;
+
+pub use args::{Against, BenchArgs, BenchCommand, CompareArgs, MeasureArgs};
+pub use error::BenchError;
+
+use std::env;
+
+use graph_ep::ep_context::CudaBackend;
+use graph_ep::{Backend, BackendError, Rank};
+
+use crate::args::check_outputs;
+use crate::run::device::{self, Devices};
+use crate::verdict::Verdict;
+use cases::{Measured, measured};
+use machine::Machine;
+use ops::Join;
+use ranks::Found;
+use report::{Report, SCHEMA, utc_now};
+
+/// Does what `args` ask for.
+///
+/// # Errors
+///
+/// [`BenchError`], if nothing was measured or compared.
+pub fn run(args: &BenchArgs) -> Result<Verdict, BenchError> {
+    match &args.command {
+        Some(BenchCommand::Compare(compare)) => {
+            Ok(compare::run(&compare.before, &compare.after, compare.noise)?)
+        }
+        None => measure(&args.measure),
+    }
+}
+
+fn measure(args: &MeasureArgs) -> Result<Verdict, BenchError> {
+    check_outputs(args.report.as_deref(), args.plot.as_deref())?;
+    let devices = Devices::find(args.backend).map_err(BenchError::Device)?;
+    let machine = Machine::new(&devices, args);
+    let all = measured(args, machine.gpus, machine.memory);
+    // NCCL takes no two ranks on one GPU.
+    let most = all.iter().map(|measured| measured.shape.ranks).max().unwrap_or(0);
+    if args.against.is_some() && machine.gpus < most {
+        return Err(BenchError::NoRival { ranks: most, gpus: machine.gpus });
+    }
+    if all.is_empty() {
+        return Err(BenchError::Nothing);
+    }
+    // What a rank would refuse is refused once, and before any is started.
+    for Measured { shape, .. } in &all {
+        shape.group().memory_report(Rank(0), shape.ranks).map_err(BenchError::Setup)?;
+    }
+    let found = match &devices {
+        Devices::Host => measure_on(args, &machine, &all, device::host, None)?,
+        Devices::Cuda(gpus) => {
+            let join: Option<Join<CudaBackend>> = match args.against {
+                Some(Against::Nccl) => Some(ops::nccl),
+                None => None,
+            };
+            measure_on(args, &machine, &all, |rank| device::cuda(gpus, rank), join)?
+        }
+    };
+    conclude(args, &machine, found)
+}
+
+/// Measures all shapes, those of one number of ranks after those of another.
+fn measure_on<B: Backend>(
+    args: &MeasureArgs,
+    machine: &Machine,
+    all: &[Measured],
+    backend: impl Fn(usize) -> Result<B, BackendError> + Sync,
+    join: Option<Join<B>>,
+) -> Result<Found, BenchError> {
+    let mut found = Found::default();
+    for shapes in all.chunk_by(|a, b| a.shape.ranks == b.shape.ranks) {
+        let more = ranks::run(args, machine, shapes, &backend, join)?;
+        found.limits.extend(more.limits);
+        found.results.extend(more.results);
+    }
+    Ok(found)
+}
+
+/// Shows and writes the report, and says what it amounts to.
+fn conclude(args: &MeasureArgs, machine: &Machine, found: Found) -> Result<Verdict, BenchError> {
+    let of_environment = || env::var("GRAPH_EP_COMMIT").ok().filter(|commit| !commit.is_empty());
+    let commit = args.commit.clone().or_else(of_environment);
+    let report = Report {
+        schema: SCHEMA.to_owned(),
+        date: utc_now(),
+        commit: commit.unwrap_or_else(|| "unknown".to_owned()),
+        command: command_line(env::args()),
+        hardware: machine.hardware.clone(),
+        method: METHOD.iter().map(|line| (*line).to_owned()).collect(),
+        limits: found.limits,
+        results: found.results,
+    };
+    print!("{}", table::render(&report));
+    if let Some(path) = &args.report {
+        report.write(path)?;
+    }
+    if let Some(path) = &args.plot {
+        plot::write(&report, path)?;
+    }
+    Ok(if report.verified() { Verdict::Verified } else { Verdict::Failed })
+}
+
+/// What a time includes and how it was taken.
+const METHOD: &[&str] = &[
+    "A sample is the time of the slowest rank in one replay, by marks on each rank's device, all ranks \
+     aligned on their devices just before; results are quantiles over samples, after warming up.",
+    "dispatch: from topk ids, weights and tokens in ordinary memory to rows in the order of the layout, \
+     offsets and counters. combine: from expert outputs, which are the received rows, to weighted sums \
+     in ordinary memory. FP8 is bytes with scales, quantised before; its expert outputs are BF16.",
+    "Each layer of a replay has memory of its own, together more than caches hold. Before every replay \
+     other ids and weights, in device memory, take the place of those before.",
+    "pair: a replay of all layers, divided by their number. dispatch and combine: each by itself, with \
+     the cost of two marks, which is listed as empty-interval and not subtracted.",
+    "replay: a step with experts, from its beginning to its record, the stream being idle before; host \
+     time is that of the calls that queue it. recover: by the clock of the host, from the launch to the \
+     record that counts. grow: by the clock of the host, all ranks at once. round: one routing over and \
+     over, with rows for one window, and with fewer.",
+    "by nccl: the rows of one routing that cross between ranks, by sends and receives whose sizes were \
+     known when they were recorded, from where they lie ready to where they arrive, not in order.",
+    "Bytes are those that no exchange can do without, from routing alone: rows that cross between GPUs, \
+     each once for each rank; in memory tokens read, rows with their padding written, expert rows read, \
+     partial sums of other ranks landed and read, outputs written. The limit is what takes longer: the \
+     wire at the rate of peer writes, or of peer reads where a dispatch pulls, or memory at the rate of a \
+     copy.",
+    "Outputs are verified after the last sample, over spoilt memory, with a routing that was not the \
+     last: offsets and counts whole, rows and outputs by sample, bit for bit with the reference.",
+];
+
+/// Words as a shell would take them.
+fn command_line(words: impl Iterator<Item = String>) -> String {
+    let quoted = words.map(|word| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            word
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_lines_can_be_pasted() {
+        let words = ["graph-ep", "bench", "--report", "my report's.json", "--tokens", "1,2", ""];
+        let line = command_line(words.map(str::to_owned).into_iter());
+        assert_eq!(line, r"graph-ep bench --report 'my report'\''s.json' --tokens 1,2 ''");
+    }
+}

@@ -1,0 +1,72 @@
+//! Growth of a receive buffer in place.
+
+use std::time::Instant;
+
+use graph_ep::{Backend, RowSet};
+
+use super::error::OpError;
+use super::part::Part;
+use crate::bench::report::{Entry, Op, Work};
+use crate::bench::verify::Mismatch;
+use crate::table::bytes;
+
+/// Measures mapping so many more bytes and making them usable: calls of the host, on all ranks at once.
+/// Between samples the memory is given back. Collective.
+pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpError> {
+    let (row, few) = (part.shape.row_bytes(), part.shape.alignment as u32);
+    let more = part.setup.grow_bytes / row as u64;
+    // Rows are counted by signed words on the device.
+    let more = u32::try_from(more).unwrap_or(u32::MAX).min(i32::MAX.unsigned_abs() - few).max(1);
+    let set = RowSet::new(part.group.context(), part.stream(), "rows that grow", few, few + more)?;
+    let rows = set.add("rows that grow", row)?;
+    let (samples, _) = part.sample(|_| {
+        part.meet("growing")?;
+        let begin = Instant::now();
+        set.plan(few + more)?.commit(&part.queue())?;
+        let us = begin.elapsed().as_secs_f64() * 1e6;
+        shrink(part, &set, few)?;
+        Ok(vec![us])
+    })?;
+    set.plan(few + more)?.commit(&part.queue())?;
+    // The last row is there, and the device knows it.
+    let end = row * (few + more) as usize;
+    let last = rows.slice().get(end - row..end);
+    let mut found = vec![0; row];
+    if let Some(last) = last {
+        let expected: Vec<u8> = (0..row).map(|at| at as u8).collect();
+        // SAFETY: the row is below the capacity, and nothing else knows the buffer.
+        unsafe { part.queue().upload(&last, &expected) }?;
+        part.queue().download(&last, &mut found)?;
+    }
+    let mut capacity = [0; 4];
+    part.queue().download(&set.capacity_word(), &mut capacity)?;
+    let written = found.iter().enumerate().all(|(at, byte)| *byte == at as u8);
+    let right = written && u32::from_le_bytes(capacity) == few + more;
+    let wrong = Mismatch {
+        rank: part.rank(),
+        layer: 0,
+        what: "the row that was grown to,",
+        at: (few + more) as usize,
+    };
+    let verified = part.all_right((!right).then_some(wrong))?;
+    let grown = bytes(row as u64 * u64::from(more));
+    let case = part.case(Op::Grow, &format!("by {grown}"), false, 0);
+    let mut entry = part.entry(case, &samples, 1, (Work::default(), None), verified)?;
+    entry.host_us = Some(entry.time.median_us);
+    Ok(vec![entry])
+}
+
+/// Lowers the capacity of `set` to `rows` and unmaps what is behind. The ranks meet before and after,
+/// since that may wait for a device. Collective.
+pub(super) fn shrink<B: Backend>(
+    part: &Part<'_, B>,
+    set: &RowSet<B>,
+    rows: u32,
+) -> Result<(), OpError> {
+    part.backend().synchronize(part.stream())?;
+    part.meet("shrinking")?;
+    set.plan(rows)?.commit(&part.queue())?;
+    part.backend().synchronize(part.stream())?;
+    set.trim()?;
+    part.meet("shrunk")
+}

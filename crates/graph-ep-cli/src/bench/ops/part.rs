@@ -1,0 +1,251 @@
+//! One rank's part in measuring: its group, the barrier of all devices, and samples of all ranks.
+
+use std::time::{Duration, Instant};
+
+use graph_ep::ep_context::error::chain;
+use graph_ep::{Backend, BackendError, ExpertParallel, Phase, Queue, StepGraph, StepRecord};
+
+use super::error::OpError;
+use super::layers::Layers;
+use crate::bench::bytes::Halves;
+use crate::bench::cases::{Measured, Shape};
+use crate::bench::inputs::{Given, ROUTINGS};
+use crate::bench::limits::{Align, Limits};
+use crate::bench::report::{Bound, Case, Entry, Op, Work};
+use crate::bench::stats::{Quantiles, slowest};
+
+/// What is the same for all shapes of a number of ranks.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The device of each rank.
+    pub devices: Vec<usize>,
+    /// GPUs that these are; 0 on the host.
+    pub gpus: usize,
+    /// What the hardware was measured to do.
+    pub limits: Limits,
+    /// Samples of each result, if that was said.
+    pub samples: Option<usize>,
+    /// Few samples, after which nothing is known but that it works.
+    pub quick: bool,
+    /// Layers of a step that is replayed or recovered.
+    pub step_layers: usize,
+    /// Bytes by which a receive buffer grows.
+    pub grow_bytes: u64,
+}
+
+/// Replays before the first that counts, at least one of each routing.
+const WARM_UP: usize = 2 * ROUTINGS;
+
+/// How long the samples of one result take together, unless their number was said.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Samples of one result, unless their number was said.
+const SAMPLES: std::ops::RangeInclusive<usize> = 10..=200;
+
+/// Samples where times mean nothing.
+const QUICK_SAMPLES: usize = 3;
+
+/// One rank's part in measuring a shape.
+pub(super) struct Part<'p, B: Backend> {
+    pub(super) group: ExpertParallel<B>,
+    pub(super) align: Align<B>,
+    pub(super) shape: &'p Shape,
+    pub(super) given: &'p Given,
+    pub(super) setup: &'p Setup,
+    pub(super) halves: Halves,
+    layers: usize,
+}
+
+impl<'p, B: Backend> Part<'p, B> {
+    /// Collective.
+    pub(super) fn new(
+        group: ExpertParallel<B>,
+        measured: &'p Measured,
+        given: &'p Given,
+        setup: &'p Setup,
+    ) -> Result<Self, OpError> {
+        let shape = &measured.shape;
+        let align = Align::new(group.context())?;
+        let halves = Halves::mean(shape, given.inputs.all_counts(), &setup.devices);
+        Ok(Self { group, align, shape, given, setup, halves, layers: measured.layers })
+    }
+
+    /// Layers of one replay.
+    pub(super) fn layers(&self) -> usize {
+        self.layers
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.group.context().rank().index()
+    }
+
+    pub(super) fn backend(&self) -> &B {
+        self.group.context().backend()
+    }
+
+    pub(super) fn stream(&self) -> &B::Stream {
+        self.group.stream()
+    }
+
+    pub(super) fn queue(&self) -> Queue<'static, B> {
+        Queue::direct(self.backend(), self.stream())
+    }
+
+    /// Waits for every rank on its host.
+    pub(super) fn meet(&self, purpose: &str) -> Result<(), OpError> {
+        let deadline = self.group.context().deadlines().of(Phase::Setup);
+        Ok(self.group.context().rendezvous().barrier(purpose, deadline)?)
+    }
+
+    /// What every rank has to say, by rank: as many numbers each.
+    pub(super) fn gather(&self, purpose: &str, own: &[f64]) -> Result<Vec<Vec<f64>>, OpError> {
+        let deadline = self.group.context().deadlines().of(Phase::Setup);
+        let bytes: &[u8] = bytemuck::cast_slice(own);
+        let all = self.group.context().rendezvous().all_gather(purpose, bytes, deadline)?;
+        let read = |(rank, theirs): (usize, &Vec<u8>)| match theirs.len() == bytes.len() {
+            true => Ok(theirs
+                .chunks_exact(size_of::<f64>())
+                .map(bytemuck::pod_read_unaligned::<f64>)
+                .collect()),
+            false => Err(OpError::Samples {
+                purpose: purpose.to_owned(),
+                rank,
+                got: theirs.len(),
+                expected: bytes.len(),
+            }),
+        };
+        all.iter().enumerate().map(read).collect()
+    }
+
+    /// The largest of what the ranks have.
+    pub(super) fn most(&self, purpose: &str, own: f64) -> Result<f64, OpError> {
+        let all = self.gather(purpose, &[own])?;
+        Ok(all.into_iter().flatten().fold(f64::NEG_INFINITY, f64::max))
+    }
+
+    /// Whether all ranks found everything as it should be. One that did not says so on stderr.
+    pub(super) fn all_right(
+        &self,
+        wrong: Option<crate::bench::verify::Mismatch>,
+    ) -> Result<bool, OpError> {
+        if let Some(mismatch) = &wrong {
+            tracing::error!(shape = ?self.shape, "{mismatch}");
+        }
+        Ok(self.most("what is wrong", f64::from(u8::from(wrong.is_some())))? == 0.0)
+    }
+
+    /// How many samples all ranks take of something that took this one `each`.
+    pub(super) fn samples(&self, each: Duration) -> Result<usize, OpError> {
+        if let Some(samples) = self.setup.samples {
+            return Ok(samples);
+        }
+        if self.setup.quick {
+            return Ok(QUICK_SAMPLES);
+        }
+        let each = self.most("how long a sample takes", each.as_secs_f64())?;
+        let samples = (PATIENCE.as_secs_f64() / each.max(1e-9)) as usize;
+        Ok(samples.clamp(*SAMPLES.start(), *SAMPLES.end()))
+    }
+
+    /// Calls `sample` for warming up, and then once for each sample, with the routing that is its turn;
+    /// returns what the later calls have taken, and the routing whose turn is next. Collective.
+    pub(super) fn sample(
+        &self,
+        mut sample: impl FnMut(usize) -> Result<Vec<f64>, OpError>,
+    ) -> Result<(Vec<f64>, usize), OpError> {
+        let warm_up = if self.setup.quick { ROUTINGS } else { WARM_UP };
+        let mut last = Duration::ZERO;
+        for turn in 0..warm_up {
+            let begin = Instant::now();
+            sample(turn % ROUTINGS)?;
+            last = begin.elapsed();
+        }
+        let samples = self.samples(last)?;
+        let mut times = Vec::new();
+        for turn in 0..samples {
+            times.extend(sample((warm_up + turn) % ROUTINGS)?);
+        }
+        Ok((times, (warm_up + samples) % ROUTINGS))
+    }
+
+    /// Replays `graph` on `routing` and waits for it.
+    pub(super) fn replay(
+        &self,
+        layers: &Layers<B>,
+        graph: &StepGraph<'static, B>,
+        routing: usize,
+    ) -> Result<StepRecord, OpError> {
+        layers.give(&self.queue(), routing)?;
+        let step = graph.replay(self.stream())?;
+        self.wait(step)
+    }
+
+    /// Waits for a step and everything behind it. It must not have overflowed.
+    pub(super) fn wait(&self, step: u32) -> Result<StepRecord, OpError> {
+        let record = self.group.dispatcher().records().wait_on(step, self.stream())?;
+        self.backend().synchronize(self.stream())?;
+        if record.overflowed() {
+            return Err(OpError::Step {
+                rank: self.rank(),
+                operation: "a step with room for everything",
+                found: format!("over budget, requiring {:?} rows", record.required),
+                expected: "within its budget",
+            });
+        }
+        Ok(record)
+    }
+
+    /// The case of an operation of this shape.
+    pub(super) fn case(&self, op: Op, variant: &str, captured: bool, layers: usize) -> Case {
+        self.shape.case((op, variant), self.setup.gpus, captured, layers)
+    }
+
+    /// A result from this rank's samples, each of which holds `per` operations. Collective.
+    pub(super) fn entry(
+        &self,
+        case: Case,
+        own: &[f64],
+        per: usize,
+        (work, bound): (Work, Option<Bound>),
+        verified: bool,
+    ) -> Result<Entry, OpError> {
+        let time = self.quantiles(own)?.scaled(1.0 / per.max(1) as f64);
+        Ok(Entry::new(case, time, work, bound, verified))
+    }
+
+    /// The quantiles over samples, each of the slowest rank. Collective.
+    pub(super) fn quantiles(&self, own: &[f64]) -> Result<Quantiles, OpError> {
+        let all = self.gather("samples", own)?;
+        Quantiles::of(slowest(&all)).ok_or(OpError::NoTime { operation: "samples" })
+    }
+
+    /// Tells the other ranks, on the device and on the host, that this one is gone.
+    pub(super) fn give_up(&self, error: &OpError) {
+        // A rank that stops for lack of an answer is the first to know.
+        if self.group.context().fault().is_none() {
+            let told = self.group.dispatcher().abandon(&self.queue(), Phase::Shutdown);
+            if let Err(error) = told {
+                tracing::debug!(error = %chain(&error), "could not tell the other ranks");
+            }
+        }
+        self.group.context().rendezvous().abort(&chain(error));
+    }
+}
+
+/// Two marks, and what is timed between them.
+#[derive(Clone, Debug)]
+pub(super) struct Interval<B: Backend> {
+    pub(super) from: B::Mark,
+    pub(super) to: B::Mark,
+}
+
+impl<B: Backend> Interval<B> {
+    pub(super) fn new(backend: &B) -> Result<Self, BackendError> {
+        Ok(Self { from: backend.mark()?, to: backend.mark()? })
+    }
+
+    /// The time between them, once the work was waited for.
+    pub(super) fn microseconds(&self, backend: &B) -> Result<f64, BackendError> {
+        backend.microseconds(&self.from, &self.to)
+    }
+}

@@ -1,0 +1,125 @@
+//! The plot: for each operation its time over the number of tokens, with its limit, and beside it how
+//! much of the limit was reached.
+//!
+//! Nothing is told by colour: lines are told apart by the shape of their marks, and a limit is dashed.
+//! The file is SVG and names no font but `sans-serif`. Text is never measured, so drawing needs no
+//! fonts on the machine; the viewer finds one.
+
+mod mark;
+mod panel;
+mod series;
+
+use std::io;
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::report::Report;
+use super::report::shape::Shapes;
+use crate::output::{OutputError, write_whole};
+use mark::Mark;
+use series::Row;
+
+/// Pixels: width of the figure, height of its title, of a row's panels and of a line of its legend.
+const WIDTH: u32 = 1200;
+const HEAD: u32 = 96;
+const PANEL: u32 = 320;
+const LINE: u32 = 20;
+const MARGIN: i32 = 24;
+
+/// Why there is no plot.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlotError {
+    /// It could not be drawn.
+    #[error("the plot cannot be drawn")]
+    Draw(#[from] DrawingAreaErrorKind<io::Error>),
+    /// It could not be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+/// Draws `report` and writes the SVG to `path`, whole or not at all.
+///
+/// # Errors
+///
+/// [`PlotError`] says whether drawing or writing failed.
+pub fn write(report: &Report, path: &Path) -> Result<(), PlotError> {
+    write_whole(path, render(report)?.as_bytes())?;
+    Ok(())
+}
+
+/// Draws `report` as SVG.
+///
+/// # Errors
+///
+/// [`PlotError::Draw`], should the drawing library refuse.
+pub fn render(report: &Report) -> Result<String, PlotError> {
+    let shapes = Shapes::of(report.results.iter().map(|entry| &entry.case)).over_tokens();
+    let rows = series::rows(&report.results, &shapes);
+    let heights: Vec<u32> =
+        rows.iter().map(|row| PANEL + LINE * (row.series.len() as u32 + 1)).collect();
+
+    let mut svg = String::new();
+    {
+        let size = (WIDTH, HEAD + heights.iter().sum::<u32>());
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        root.fill(&WHITE)?;
+        let (head, mut rest) = root.split_vertically(HEAD);
+        heading(&head, report, &shapes)?;
+        for (row, height) in rows.iter().zip(heights) {
+            let (area, below) = rest.split_vertically(height);
+            draw_row(&area, row)?;
+            rest = below;
+        }
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+fn heading<DB: DrawingBackend>(
+    area: &DrawingArea<DB, Shift>,
+    report: &Report,
+    shapes: &Shapes,
+) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
+    let lines = [
+        (22, "Median time of an operation, and its share of the limit".to_owned()),
+        (15, format!("{}; all: {}", report.hardware.join("; "), shapes.shared())),
+        (15, format!("commit {}, {}: {}", report.commit, report.date, report.command)),
+    ];
+    let mut y = 12;
+    for (size, line) in lines {
+        // Names may come from a file's, and XML knows no control characters.
+        let line = line.replace(|c: char| c.is_control(), "?");
+        area.draw(&Text::new(line, (MARGIN, y), ("sans-serif", size).into_font()))?;
+        y += size + 10;
+    }
+    Ok(())
+}
+
+/// A row of the figure: the legend of its series above two panels.
+fn draw_row<DB: DrawingBackend>(
+    area: &DrawingArea<DB, Shift>,
+    row: &Row,
+) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
+    let (legend, panels) = area.split_vertically(LINE * (row.series.len() as u32 + 1));
+    let title = ("sans-serif", 18).into_font();
+    legend.draw(&Text::new(row.op.to_string(), (MARGIN, 0), title))?;
+    for (place, series) in row.series.iter().enumerate() {
+        let y = LINE as i32 * (place as i32 + 1) + LINE as i32 / 2;
+        let line = [(MARGIN, y), (MARGIN + 48, y)];
+        legend.draw(&PathElement::new(line.to_vec(), BLACK.stroke_width(1)))?;
+        legend.draw(&Mark::of(place).at((MARGIN + 24, y)))?;
+        let at = (MARGIN + 60, y - 8);
+        let name = series.name.replace(|c: char| c.is_control(), "?");
+        legend.draw(&Text::new(name, at, ("sans-serif", 14).into_font()))?;
+    }
+    let (left, right) = panels.split_horizontally(WIDTH / 2);
+    panel::times(&left, row)?;
+    // What has no limit has no share of one either.
+    if row.has_shares() { panel::shares(&right, row) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests;
