@@ -80,11 +80,30 @@ fn kernels(args: &CompileArgs) -> Vec<(KernelSource, Specialization)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::thread;
+
+    use graph_ep::ep_context::EpContext;
+    use graph_ep::ep_context::host::LoadedKernel;
     use graph_ep::synthetic::SyntheticExperts;
     use graph_ep::{ExpertParallel, HostBackend, ThreadGroup};
 
-    /// With other constants than those of a run, what is compiled ahead would not be found by it.
+    use super::*;
+    use crate::bench::limits::{Places, Settings, measure};
+
+    fn ahead(dtype: Dtype) -> Vec<(KernelSource, Specialization)> {
+        kernels(&CompileArgs { arch: Vec::new(), hidden: 64, top_k: 2, ranks: 1, dtype })
+    }
+
+    /// With other constants than those of a rank, what is compiled ahead would not be found by it.
+    fn assert_compiled_ahead(loaded: &[LoadedKernel], dtype: Dtype) {
+        let ahead = ahead(dtype);
+        for kernel in loaded {
+            let source = kernel.source.expect("it runs on a GPU too");
+            let there = ahead.contains(&(source, kernel.constants.clone()));
+            assert!(there, "{} for {dtype:?} is not compiled ahead", kernel.name);
+        }
+    }
+
     #[test]
     fn all_that_a_run_loads_is_compiled_ahead() {
         for dtype in [Dtype::Bf16, Dtype::Fp16, Dtype::Fp32] {
@@ -95,23 +114,37 @@ mod tests {
                 .build(backend.clone(), rendezvous)
                 .unwrap();
             SyntheticExperts::new(&group).unwrap();
-            let args = CompileArgs { arch: Vec::new(), hidden: 64, top_k: 2, ranks: 1, dtype };
-            let ahead = kernels(&args);
             let loaded = backend.loaded();
             assert!(loaded.len() > 10, "{loaded:?}");
-            for kernel in loaded {
-                let source = kernel.source.expect("it runs on a GPU too");
-                let there = ahead.contains(&(source, kernel.constants));
-                assert!(there, "{} for {dtype:?} is not compiled ahead", kernel.name);
-            }
+            assert_compiled_ahead(&loaded, dtype);
+        }
+    }
+
+    #[test]
+    fn all_that_measures_a_device_is_compiled_ahead() {
+        let places = Places { devices: vec![0, 1], multiprocessors: 0 };
+        let rank = |rendezvous| {
+            let backend = HostBackend::default();
+            let context = EpContext::builder(backend.clone(), rendezvous).build().unwrap();
+            measure(&context, &places, Settings { bytes: 1 << 10, samples: 1, repeats: 2 })
+                .unwrap();
+            backend.loaded()
+        };
+        let loaded = thread::scope(|scope| {
+            let group = ThreadGroup::new(2).unwrap();
+            let ranks: Vec<_> =
+                group.into_iter().map(|one| scope.spawn(move || rank(one))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        for loaded in loaded {
+            assert_compiled_ahead(&loaded, Dtype::Bf16);
+            assert_eq!(loaded.len(), limits::ALL.len(), "no more is compiled than is loaded");
         }
     }
 
     #[test]
     fn no_kernel_is_compiled_twice() {
-        let args =
-            CompileArgs { arch: Vec::new(), hidden: 64, top_k: 2, ranks: 1, dtype: Dtype::Bf16 };
-        let mut files: Vec<_> = kernels(&args).iter().map(|(source, _)| source.file).collect();
+        let mut files: Vec<_> = ahead(Dtype::Bf16).iter().map(|(source, _)| source.file).collect();
         let count = files.len();
         files.sort_unstable();
         files.dedup();
