@@ -314,14 +314,6 @@ struct Dispatch {
             shared.pairs[geometry.world] = pairs;
             shared.end = items;
         }
-        if (keeps_books()) {
-            account::take_stock(p, blocks);
-            windows::advance(p, waiter, blocks);
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                ptx::store_release_gpu(&lane()->placed, epoch);
-            }
-        }
         u32 end = 0;
         for (u32 first = 0; first < geometry.slots; first += THREADS) {
             const u32 slot = first + threadIdx.x;
@@ -335,16 +327,82 @@ struct Dispatch {
             u32 more;
             const u32 before =
                 end + scan::block_exclusive(round_up(rows, geometry.alignment), more);
+            if (keeps_books() && slot < geometry.slots) {
+                note_expert(slot, rows, before);
+            }
             for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
                 tables[source * geometry.slots + slot] += before;
             }
             end += more;
         }
         __syncthreads();
-        if (geometry.flat != 0) {
-            end = round_up(shared.items[geometry.world], geometry.alignment);
+        const u32 required = geometry.flat != 0
+                                 ? round_up(shared.items[geometry.world], geometry.alignment)
+                                 : end;
+        const bool fits = required <= capacity;
+        if (keeps_books()) {
+            keep_books(fits, required, end);
         }
-        return end <= capacity || place_some();
+        return fits || place_some();
+    }
+
+    // What the handle says of an expert whose `rows` rows lie from `first` on, where all fits. In the
+    // flat layout rows do not lie by expert.
+    __device__ __forceinline__ void note_expert(u32 slot, u32 rows, u32 first) const {
+        const Geometry &geometry = g();
+        for (u32 source = 0; source < geometry.world; ++source) {
+            const u32 entry = source * geometry.slots + slot;
+            at<u32>(p.handle.bases)[entry] = tables[entry];
+        }
+        at<u32>(p.handle.taken)[slot] = 0;
+        if (slot < geometry.local_experts) {
+            at<i32>(p.handle.tokens_per_expert)[slot] = i32(rows);
+            at<i32>(p.handle.expert_offsets)[slot] = geometry.flat != 0 ? 0 : i32(first);
+        }
+    }
+
+    // Fills the handle and the counters of the step. Where all fits there is little left to say; else,
+    // or where an earlier dispatch turned out to be over budget, it is found out as for rows that are
+    // pulled.
+    __device__ __forceinline__ void keep_books(bool fits, u32 required, u32 end) const {
+        const Geometry &geometry = g();
+        const StepView state(p.state);
+        if (threadIdx.x == 0) {
+            shared.silent = state.is_silent(p.ordinal, p.dependent != 0);
+        }
+        __syncthreads();
+        if (fits && !shared.silent) {
+            for (u32 source = threadIdx.x; source <= geometry.world; source += THREADS) {
+                at<u32>(p.handle.source_items)[source] = shared.items[source];
+                at<u32>(p.handle.source_pairs)[source] = shared.pairs[source];
+            }
+            if (threadIdx.x == 0) {
+                const u32 total = geometry.flat != 0 ? shared.items[geometry.world] : end;
+                WindowState window{};
+                window.tokens = tokens;
+                window.items = window.end = shared.items[geometry.world];
+                window.pairs = window.window_pairs = shared.pairs[geometry.world];
+                window.required = required;
+                window.capacity = capacity;
+                window.windows = 1;
+                *at<WindowState>(p.handle.window) = window;
+                at<i32>(p.handle.expert_offsets)[geometry.local_experts] = i32(total);
+                *at<i32>(p.handle.total) = i32(total);
+                state.note_required(required);
+                state.note_window(1, capacity);
+                state.add_delivered(window.pairs);
+                if (p.ordinal < p.max_dispatches) {
+                    at<u32>(p.required_by_dispatch)[p.ordinal] = required;
+                }
+            }
+        } else {
+            account::take_stock(p, blocks);
+            windows::advance(p, waiter, blocks);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            ptx::store_release_gpu(&lane()->placed, epoch);
+        }
     }
 
     // The same where not all fits: the block that keeps the books finds out what does.
