@@ -76,6 +76,9 @@ pub mod limits {
     pub const EMPTY: Text = ("limits/empty.cu", include_str!("limits/empty.cu"));
     /// A loop whose trips do nothing.
     pub const TRIP: Text = ("limits/trip.cu", include_str!("limits/trip.cu"));
+
+    /// All of them. They take no constants.
+    pub const ALL: &[Text] = &[COPY, ALIGN, PING_PONG, EMPTY, TRIP];
 }
 
 /// Kernels of dispatch and combine.

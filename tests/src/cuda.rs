@@ -22,14 +22,29 @@ pub type CudaThreads = CudaRanks<false>;
 /// Ranks that push on parts of a GPU too.
 pub type CudaThreadsPush = CudaRanks<true>;
 
-/// The GPUs, or why there are none.
-fn gpus() -> &'static Result<Vec<DeviceProperties>, String> {
-    static FOUND: OnceLock<Result<Vec<DeviceProperties>, String>> = OnceLock::new();
-    FOUND.get_or_init(|| match DeviceProperties::all() {
+/// The numbers of the GPUs, or why there are none. Starts the driver in this process.
+///
+/// # Errors
+///
+/// Why there are none, in words.
+pub(crate) fn find_gpus() -> Result<Vec<u32>, String> {
+    match DeviceProperties::all() {
         Ok(gpus) if gpus.is_empty() => Err("the CUDA driver shows no GPU".to_owned()),
-        Ok(gpus) => Ok(gpus),
+        Ok(gpus) => Ok(gpus.iter().map(|gpu| gpu.ordinal).collect()),
         Err(error) => Err(error.to_string()),
-    })
+    }
+}
+
+/// A rank on the GPU of this number.
+pub(crate) fn on_gpu(ordinal: u32, rank: Rank, memory: &MemoryAccount) -> CudaBackend {
+    let options = CudaOptions::new(ordinal).with_label(format!("test rank {}", rank.0));
+    CudaBackend::new(options.with_memory(memory.clone())).expect("the GPU can be used")
+}
+
+/// The GPUs, found once.
+fn gpus() -> &'static Result<Vec<u32>, String> {
+    static FOUND: OnceLock<Result<Vec<u32>, String>> = OnceLock::new();
+    FOUND.get_or_init(find_gpus)
 }
 
 impl<const PUSH: bool> TestBackend for CudaRanks<PUSH> {
@@ -52,9 +67,7 @@ impl<const PUSH: bool> TestBackend for CudaRanks<PUSH> {
 
     fn backend(rank: Rank, memory: &MemoryAccount) -> CudaBackend {
         let gpus = gpus().as_ref().expect("checks are skipped without a GPU");
-        let gpu = &gpus[rank.index() % gpus.len()];
-        let options = CudaOptions::new(gpu.ordinal).with_label(format!("test rank {}", rank.0));
-        CudaBackend::new(options.with_memory(memory.clone())).expect("the GPU can be used")
+        on_gpu(gpus[rank.index() % gpus.len()], rank, memory)
     }
 
     fn collect(backend: &CudaBackend) {

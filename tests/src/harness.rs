@@ -2,9 +2,11 @@
 //! therefore be forked. It takes the arguments that `cargo test` passes on: filters, `--exact`,
 //! `--skip`, `--list`, `--report-time`; others are accepted and change nothing.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
+
+use crate::backend::say_skipped;
 
 /// A check with a name.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +15,34 @@ pub struct Check {
     pub name: &'static str,
     /// Panics where something is wrong.
     pub run: fn(),
+}
+
+/// How a check ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Skipped(String),
+    Failed,
+}
+
+/// What unwinds from a check that is skipped.
+struct Skip(String);
+
+/// Ends the check that runs, since the machine lacks what the rest of it needs: neither passed nor
+/// failed. To be called on the harness's thread.
+pub fn skip(why: String) -> ! {
+    // Not a panic, whose message would be printed.
+    resume_unwind(Box::new(Skip(why)))
+}
+
+fn verdict(run: fn()) -> Verdict {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(()) => Verdict::Passed,
+        Err(payload) => match payload.downcast::<Skip>() {
+            Ok(skip) => Verdict::Skipped(skip.0),
+            Err(_) => Verdict::Failed,
+        },
+    }
 }
 
 /// Runs those of `checks` that the arguments of the process ask for, and says how they ended.
@@ -25,23 +55,33 @@ pub fn main(suite: &str, checks: &[Check]) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     println!("\nrunning {} tests", chosen.len());
-    let (start, mut failed) = (Instant::now(), Vec::new());
+    let (start, mut failed, mut skipped) = (Instant::now(), Vec::new(), 0);
     for (name, check) in &chosen {
         let begun = Instant::now();
-        let ok = catch_unwind(AssertUnwindSafe(check.run)).is_ok();
-        let (verdict, seconds) = (if ok { "ok" } else { "FAILED" }, begun.elapsed().as_secs_f64());
+        let verdict = match verdict(check.run) {
+            Verdict::Passed => "ok",
+            Verdict::Skipped(why) => {
+                say_skipped(name, &why);
+                skipped += 1;
+                "ignored"
+            }
+            Verdict::Failed => {
+                failed.push(name);
+                "FAILED"
+            }
+        };
+        let seconds = begun.elapsed().as_secs_f64();
         match asked.times {
             true => println!("test {name} ... {verdict} <{seconds:.3}s>"),
             false => println!("test {name} ... {verdict}"),
         }
-        failed.extend((!ok).then_some(name));
     }
     let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
     failed.iter().for_each(|name| println!("failed: {name}"));
     println!(
-        "\ntest result: {verdict}. {} passed; {} failed; 0 ignored; 0 measured; {} filtered out; \
+        "\ntest result: {verdict}. {} passed; {} failed; {skipped} ignored; 0 measured; {} filtered out; \
          finished in {:.2}s\n",
-        chosen.len() - failed.len(),
+        chosen.len() - failed.len() - skipped,
         failed.len(),
         checks.len() - chosen.len(),
         start.elapsed().as_secs_f64()
@@ -99,6 +139,13 @@ mod tests {
         let asked = Asked::from_arguments(arguments.iter().map(|a| (*a).to_owned()));
         let names = ["a::one", "a::two", "b::one", "b::one_more"];
         names.into_iter().filter(|name| asked.for_name(name)).collect()
+    }
+
+    #[test]
+    fn a_check_that_is_skipped_has_neither_passed_nor_failed() {
+        assert_eq!(verdict(|| {}), Verdict::Passed);
+        assert_eq!(verdict(|| skip("no GPU".to_owned())), Verdict::Skipped("no GPU".to_owned()));
+        assert_eq!(verdict(|| resume_unwind(Box::new("it failed"))), Verdict::Failed);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! - [`payload`]: what experts read from a row; [`experts`]: those that read every payload and layout.
 //! - [`grads`] and [`grad_oracle`]: backward passes, and what has to come of them.
 //! - [`rows`]: what a receiver has to find; [`kernels`]: device operations that tests need.
+//! - [`lifecycle`]: operations on a group in any order, against a model.
 //! - [`checks`]: the suite, one module a theme; [`conformance_suite!`] makes a `#[test]` of each check.
 //!
 //! A check runs its ranks by [`TestBackend::on_ranks`] and judges what they return, which is plain
@@ -17,6 +18,7 @@ pub mod backend;
 pub mod case;
 pub mod checks;
 pub mod cuda;
+pub mod cuda_processes;
 pub mod deaths;
 pub mod experts;
 pub mod grad_oracle;
@@ -25,6 +27,7 @@ pub mod harness;
 pub mod inputs;
 pub mod kernels;
 pub mod leaks;
+pub mod lifecycle;
 pub mod oracle;
 pub mod outcome;
 pub mod payload;
@@ -37,6 +40,7 @@ mod suite;
 pub use backend::{HostThreads, HostThreadsPull, RankEnv, RankResult, TestBackend};
 pub use case::{Case, Order, Skew};
 pub use cuda::{CudaThreads, CudaThreadsPush};
+pub use cuda_processes::CudaProcesses;
 pub use outcome::RankRun;
 pub use processes::HostProcesses;
 pub use rig::Rig;

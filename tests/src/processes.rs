@@ -1,10 +1,11 @@
-//! Ranks as processes of their own, on the host backend: forked from the process that runs the check,
-//! which has to be without other threads; see [`harness`](crate::harness).
+//! Ranks as processes of their own: forked from the process that runs the check, which has to be
+//! without other threads; see [`harness`](crate::harness). On the host backend; those on GPUs are
+//! [`cuda_processes`](crate::cuda_processes).
 //!
 //! A rank runs the body of the check as a thread would, since all of the check's memory is a copy in
 //! its process; it meets the others over TCP, and sends what it returns through a pipe. When a body
-//! has returned, its process must be as it was before: without threads, descriptors or mappings that
-//! it did not have.
+//! has returned on the host, its process must be as it was before: without threads, descriptors or
+//! mappings that it did not have.
 
 use std::collections::hash_map::RandomState;
 use std::fs;
@@ -117,27 +118,62 @@ impl TestBackend for HostProcesses {
         world: usize,
         body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
     ) -> Vec<Result<R, String>> {
-        let meeting = Meeting::new(world);
-        let endings = run(world, |rank| {
-            body(RankEnv { rendezvous: meeting.join(rank), memory: MemoryAccount::new(None) })
-        });
-        let outcome = |ending| match ending {
-            Ending::Returned(result) => Ok(result),
-            Ending::Said(text) => Err(text),
-            Ending::Killed(signal) => Err(format!("ended by {signal:?}")),
-            Ending::Stopped => Err("stopped".to_owned()),
-            Ending::Hung => Err(format!("did not end within {LONGEST:?}")),
-        };
-        endings.into_iter().map(outcome).collect()
+        on_processes(Leaves::Nothing, world, body)
     }
+}
+
+/// Runs `body` on processes that are the ranks of a group; see [`TestBackend::try_on_ranks`].
+pub fn on_processes<T, R>(
+    leaves: Leaves,
+    world: usize,
+    body: impl Fn(RankEnv<T>) -> R + Send + Sync,
+) -> Vec<Result<R, String>>
+where
+    T: TestBackend<Rendezvous = TcpRendezvous>,
+    R: RankResult,
+{
+    let meeting = Meeting::new(world);
+    let endings = run_leaving(leaves, world, |rank| {
+        body(RankEnv { rendezvous: meeting.join(rank), memory: MemoryAccount::new(None) })
+    });
+    let outcome = |ending| match ending {
+        Ending::Returned(result) => Ok(result),
+        Ending::Said(text) => Err(text),
+        Ending::Killed(signal) => Err(format!("ended by {signal:?}")),
+        Ending::Stopped => Err("stopped".to_owned()),
+        Ending::Hung => Err(format!("did not end within {LONGEST:?}")),
+    };
+    endings.into_iter().map(outcome).collect()
+}
+
+/// What a process may still hold when its body has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// No thread, descriptor or shared mapping that it did not hold before.
+    Nothing,
+    /// Whatever it likes: the CUDA driver keeps what it has opened until its process ends.
+    Anything,
+}
+
+/// Runs `body` in a process for each of `ranks`, and waits for all of them. Nothing may be left behind.
+///
+/// # Panics
+///
+/// If this process has other threads, or the system refuses processes or pipes.
+pub fn run<R: RankResult>(ranks: usize, body: impl Fn(usize) -> R) -> Vec<Ending<R>> {
+    run_leaving(Leaves::Nothing, ranks, body)
 }
 
 /// Runs `body` in a process for each of `ranks`, and waits for all of them.
 ///
 /// # Panics
 ///
-/// If this process has other threads, or the system refuses processes or pipes.
-pub fn run<R: RankResult>(ranks: usize, body: impl Fn(usize) -> R) -> Vec<Ending<R>> {
+/// As [`run`].
+pub fn run_leaving<R: RankResult>(
+    leaves: Leaves,
+    ranks: usize,
+    body: impl Fn(usize) -> R,
+) -> Vec<Ending<R>> {
     assert_eq!(Held::now().threads, 1, "a process with other threads cannot be forked");
     let mut children: Vec<Child> = Vec::with_capacity(ranks);
     for rank in 0..ranks {
@@ -159,7 +195,7 @@ pub fn run<R: RankResult>(ranks: usize, body: impl Fn(usize) -> R) -> Vec<Ending
         let orphaned = set_parent_process_death_signal(Some(Signal::KILL)).is_err()
             || getppid() != Some(parent);
         if !orphaned {
-            let told = tell(|| body(rank));
+            let told = tell(leaves, || body(rank));
             // Where nobody reads any more, nobody wants to know.
             let _ = writer.write_all(&told);
         }
@@ -172,10 +208,10 @@ pub fn run<R: RankResult>(ranks: usize, body: impl Fn(usize) -> R) -> Vec<Ending
 }
 
 /// Runs `body` and encodes what it returned, or what it said when it panicked.
-fn tell<R: RankResult>(body: impl FnOnce() -> R) -> Vec<u8> {
+fn tell<R: RankResult>(leaves: Leaves, body: impl FnOnce() -> R) -> Vec<u8> {
     let before = Held::now();
     let mut result = catch_unwind(AssertUnwindSafe(body)).map_err(said);
-    if result.is_ok() {
+    if result.is_ok() && leaves == Leaves::Nothing {
         result = before
             .again()
             .map_err(|now| format!("left behind: {now:?} after {before:?}"))

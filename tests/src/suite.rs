@@ -34,7 +34,12 @@ macro_rules! conformance_suite {
         vec![$($(
             $crate::harness::Check {
                 name: concat!(stringify!($group), "::", stringify!($check)),
-                run: $crate::checks::$group::$check::<$backend>,
+                run: || {
+                    if let Some(why) = <$backend as $crate::TestBackend>::missing() {
+                        $crate::harness::skip(why);
+                    }
+                    $crate::checks::$group::$check::<$backend>();
+                },
             },
         )*)*]
     };

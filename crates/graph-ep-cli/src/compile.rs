@@ -1,9 +1,12 @@
 //! `graph-ep compile`: compiles the kernels of a configuration before a rank needs them.
 
 use clap::Args;
-use graph_ep::BackendError;
 use graph_ep::ep_context::cuda::CacheFolder;
+use graph_ep::ep_context::{KernelSource, Specialization};
+use graph_ep::synthetic::SyntheticExpertKernel;
 use graph_ep::token_dispatch::dispatcher::{device_kernels, specialization};
+use graph_ep::{BackendError, Kernel};
+use graph_ep_kernels::{HEADERS, limits};
 
 use crate::args::{Dtype, NumberError, number};
 use crate::verdict::Verdict;
@@ -47,11 +50,10 @@ fn architecture(text: &str) -> Result<String, NumberError> {
 /// What the compiler or the folder refuses.
 pub fn run(args: &CompileArgs) -> Result<Verdict, BackendError> {
     let folder = CacheFolder::from_environment();
-    let constants =
-        specialization(args.hidden, args.top_k, crate::run::dtype(args.dtype), args.ranks);
+    let kernels = kernels(args);
     for arch in &args.arch {
-        for source in device_kernels() {
-            folder.prepare(&source, &constants, arch)?;
+        for (source, constants) in &kernels {
+            folder.prepare(source, constants, arch)?;
             println!("{arch}  {}", source.file);
         }
     }
@@ -59,4 +61,93 @@ pub fn run(args: &CompileArgs) -> Result<Verdict, BackendError> {
         println!("kept in {}", path.display());
     }
     Ok(Verdict::Verified)
+}
+
+/// What a rank of this configuration loads, with the constants of each: dispatch and combine, the
+/// experts of `run`, and what measures a device.
+fn kernels(args: &CompileArgs) -> Vec<(KernelSource, Specialization)> {
+    let dtype = crate::run::dtype(args.dtype);
+    let constants = specialization(args.hidden, args.top_k, dtype, args.ranks);
+    let dispatch = device_kernels().into_iter().map(|source| (source, constants.clone()));
+    let experts = SyntheticExpertKernel::SOURCE
+        .into_iter()
+        .map(|source| (source, SyntheticExpertKernel::constants(dtype)));
+    let limits = limits::ALL
+        .iter()
+        .map(|(file, text)| (KernelSource { file, text, headers: HEADERS }, Specialization::new()));
+    dispatch.chain(experts).chain(limits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use graph_ep::ep_context::EpContext;
+    use graph_ep::ep_context::host::LoadedKernel;
+    use graph_ep::synthetic::SyntheticExperts;
+    use graph_ep::{ExpertParallel, HostBackend, ThreadGroup};
+
+    use super::*;
+    use crate::bench::limits::{Places, Settings, measure};
+
+    fn ahead(dtype: Dtype) -> Vec<(KernelSource, Specialization)> {
+        kernels(&CompileArgs { arch: Vec::new(), hidden: 64, top_k: 2, ranks: 1, dtype })
+    }
+
+    /// With other constants than those of a rank, what is compiled ahead would not be found by it.
+    fn assert_compiled_ahead(loaded: &[LoadedKernel], dtype: Dtype) {
+        let ahead = ahead(dtype);
+        for kernel in loaded {
+            let source = kernel.source.expect("it runs on a GPU too");
+            let there = ahead.contains(&(source, kernel.constants.clone()));
+            assert!(there, "{} for {dtype:?} is not compiled ahead", kernel.name);
+        }
+    }
+
+    #[test]
+    fn all_that_a_run_loads_is_compiled_ahead() {
+        for dtype in [Dtype::Bf16, Dtype::Fp16, Dtype::Fp32] {
+            let backend = HostBackend::default();
+            let rendezvous = ThreadGroup::new(1).unwrap().into_iter().next().unwrap();
+            let group = ExpertParallel::<HostBackend>::builder(64, 8, 2, 16)
+                .dtype(crate::run::dtype(dtype))
+                .build(backend.clone(), rendezvous)
+                .unwrap();
+            SyntheticExperts::new(&group).unwrap();
+            let loaded = backend.loaded();
+            assert!(loaded.len() > 10, "{loaded:?}");
+            assert_compiled_ahead(&loaded, dtype);
+        }
+    }
+
+    #[test]
+    fn all_that_measures_a_device_is_compiled_ahead() {
+        let places = Places { devices: vec![0, 1], multiprocessors: 0 };
+        let rank = |rendezvous| {
+            let backend = HostBackend::default();
+            let context = EpContext::builder(backend.clone(), rendezvous).build().unwrap();
+            measure(&context, &places, Settings { bytes: 1 << 10, samples: 1, repeats: 2 })
+                .unwrap();
+            backend.loaded()
+        };
+        let loaded = thread::scope(|scope| {
+            let group = ThreadGroup::new(2).unwrap();
+            let ranks: Vec<_> =
+                group.into_iter().map(|one| scope.spawn(move || rank(one))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        for loaded in loaded {
+            assert_compiled_ahead(&loaded, Dtype::Bf16);
+            assert_eq!(loaded.len(), limits::ALL.len(), "no more is compiled than is loaded");
+        }
+    }
+
+    #[test]
+    fn no_kernel_is_compiled_twice() {
+        let mut files: Vec<_> = ahead(Dtype::Bf16).iter().map(|(source, _)| source.file).collect();
+        let count = files.len();
+        files.sort_unstable();
+        files.dedup();
+        assert_eq!(files.len(), count);
+    }
 }

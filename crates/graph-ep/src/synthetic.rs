@@ -109,6 +109,13 @@ impl Kernel for SyntheticExpertKernel {
     }
 }
 
+impl SyntheticExpertKernel {
+    /// The constants that its device code is compiled with.
+    pub fn constants(dtype: DType) -> Specialization {
+        Specialization::new().with("DTYPE", u64::from(dtype as u32))
+    }
+}
+
 fn pointer<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
@@ -140,7 +147,7 @@ impl<B: Backend> SyntheticExperts<B> {
         let ids = slot_ids(config, config.experts(), rank);
         let buffer = group.allocate(ids.len() * 4)?;
         group.write(&buffer, bytemuck::cast_slice(&ids))?;
-        let constants = Specialization::new().with("DTYPE", u64::from(config.dtype() as u32));
+        let constants = SyntheticExpertKernel::constants(config.dtype());
         Ok(Self {
             inner: Arc::new(Inner {
                 kernel: group.context().backend().load::<SyntheticExpertKernel>(&constants)?,

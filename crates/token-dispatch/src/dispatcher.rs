@@ -216,7 +216,7 @@ impl<B: Backend> TokenDispatcher<B> {
     }
 
     /// Whether steps in which the host waits for nothing push their rows; see
-    /// [`Transfer`](crate::Transfer).
+    /// [`Transfer`].
     pub fn pushes(&self) -> bool {
         self.inner.pushes
     }

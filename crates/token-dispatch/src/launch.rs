@@ -123,7 +123,7 @@ pub(crate) fn route(g: &Geometry, budget: u32) -> LaunchShape {
 /// Tokens to be staged. One block more than they need, which is the one that may do something else.
 pub(crate) fn stage(g: &Geometry, budget: u32) -> LaunchShape {
     let pieces = u64::from(g.max_tokens) * u64::from(g.token_bytes.div_ceil(PIECE_BYTES).max(1));
-    let most = budget.min(ROW_BLOCKS).max(2);
+    let most = budget.clamp(2, ROW_BLOCKS);
     let blocks = blocks(pieces, LIST_THREADS, budget).min(most - 1) + 1;
     LaunchShape::new(blocks, LIST_THREADS)
 }

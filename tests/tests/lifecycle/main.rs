@@ -1,102 +1,22 @@
-//! The life of a group in any order: create, run, record, replay, overflow, grow, trim, resize,
-//! invalidate, abort, drop, on one to three ranks, against a model.
+//! The life of a group of threads on the host.
 
-mod model;
-mod ranks;
-
-use graph_ep_tests::RankRun;
-use graph_ep_tests::oracle::StepOracle;
+use graph_ep_tests::lifecycle::Lives;
+use graph_ep_tests::{HostThreads, HostThreadsPull};
 use proptest::prelude::*;
-use proptest_state_machine::{StateMachineTest, prop_state_machine};
-
-use model::{Answer, Model, Operation};
-use ranks::{Failure, Ranks, Reply};
-
-struct Lives;
-
-impl StateMachineTest for Lives {
-    type SystemUnderTest = Ranks;
-    type Reference = Model;
-
-    fn init_test(model: &Model) -> Ranks {
-        Ranks::new(model.world())
-    }
-
-    fn apply(ranks: Ranks, model: &Model, operation: Operation) -> Ranks {
-        let step = match &model.answer {
-            Answer::Step { step, .. } | Answer::Rounds { step } => *step,
-            _ => 0,
-        };
-        let ask = matches!((&model.answer, &operation), (Answer::Refused(_), Operation::Replay));
-        let replies = ranks.tell(&operation, step, &model.case(), ask);
-        judge(model, &operation, &replies);
-        if let (Answer::Refused(_), Operation::Record { .. }) = (&model.answer, &operation) {
-            // Some could record it, which is of no use to them.
-            ranks.tell(&Operation::Forget, 0, &model.case(), false);
-        }
-        ranks
-    }
-
-    fn teardown(ranks: Ranks, _: Model) {
-        ranks.end();
-    }
-}
-
-/// Holds what the ranks said to what the model expects of them.
-fn judge(model: &Model, operation: &Operation, replies: &[Reply]) {
-    let what = format!("{operation:?}");
-    for (rank, reply) in replies.iter().enumerate() {
-        let at = format!("{what}, rank {rank}");
-        match (&model.answer, &reply.result) {
-            (Answer::Fault(culprit), Err(Failure::Fault(named))) => {
-                assert_eq!(named, culprit, "{at}")
-            }
-            (Answer::Refused(ranks), Err(Failure::Refused(why))) => {
-                assert!(ranks[rank], "{at}: {why}")
-            }
-            (Answer::Refused(ranks), Ok(_)) => assert!(!ranks[rank], "{at} was not refused"),
-            (Answer::Done, Ok(None)) => {}
-            (Answer::Step { .. } | Answer::Rounds { .. }, Ok(Some(_))) => {}
-            (answer, reply) => panic!("{at}: {reply:?} rather than {answer:?}"),
-        }
-        match &model.group {
-            Some(group) => assert_eq!(reply.capacity, Some(group.capacity[rank]), "{at}: capacity"),
-            None => assert_eq!((reply.capacity, reply.used), (None, 0), "{at}: memory"),
-        }
-        if let (Operation::Trim, Answer::Done) = (operation, &model.answer) {
-            assert_eq!(reply.spare, 0, "{at}: bytes behind the capacity");
-        }
-    }
-    let seen = || -> (Vec<RankRun>, Vec<u32>) {
-        replies.iter().filter_map(|reply| reply.result.as_ref().ok()?.clone()).unzip()
-    };
-    let case = model.case();
-    match &model.answer {
-        Answer::Step { step, capacity, recordings } => {
-            let (runs, recorded) = seen();
-            StepOracle::new(&case, *step, capacity.as_deref()).check(&what, &runs);
-            if let Some(recordings) = recordings {
-                assert_eq!(&recorded, recordings, "{what}: recordings");
-                assert!(runs.iter().all(|run| run.record.dropped == 0), "{what}: rows were lost");
-            }
-        }
-        Answer::Rounds { step } => {
-            let (runs, _) = seen();
-            StepOracle::new(&case, *step, None).check_outputs(&what, &runs);
-            assert!(runs.iter().all(|run| run.record.dropped == 0), "{what}: rows were lost");
-        }
-        Answer::Done | Answer::Refused(_) | Answer::Fault(_) => {}
-    }
-}
+use proptest_state_machine::prop_state_machine;
 
 prop_state_machine! {
     #![proptest_config(ProptestConfig {
-        cases: 160,
+        cases: 120,
         max_shrink_iters: 400,
         ..ProptestConfig::default()
     })]
 
     /// Whatever happens in whatever order, steps are what the oracle says, and what cannot be is refused.
     #[test]
-    fn any_life_is_that_of_the_model(sequential 1..40 => Lives);
+    fn any_life_is_that_of_the_model(sequential 1..40 => Lives<HostThreads>);
+
+    /// The same where ranks pull.
+    #[test]
+    fn any_life_that_pulls_is_that_of_the_model(sequential 1..40 => Lives<HostThreadsPull>);
 }

@@ -17,7 +17,7 @@ use crate::account::MemoryAccount;
 use crate::backend::{
     Backend, BackendError, Condition, LaunchShape, Processors, Retained, Specialization, Update,
 };
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelSource};
 
 mod event;
 mod graph;
@@ -81,12 +81,31 @@ pub struct HostBackend {
 struct Inner {
     options: HostOptions,
     blocking_calls: AtomicU64,
+    loaded: Mutex<Vec<LoadedKernel>>,
+}
+
+/// A kernel as it was loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadedKernel {
+    /// Its name.
+    pub name: &'static str,
+    /// Its device code.
+    pub source: Option<KernelSource>,
+    /// The constants that its device code would be compiled with.
+    pub constants: Specialization,
 }
 
 impl HostBackend {
     /// A device for one rank. Starts no thread and allocates no memory that kernels use.
     pub fn new(options: HostOptions) -> Self {
-        Self { inner: Arc::new(Inner { options, blocking_calls: AtomicU64::new(0) }) }
+        let (blocking_calls, loaded) = (AtomicU64::new(0), Mutex::default());
+        Self { inner: Arc::new(Inner { options, blocking_calls, loaded }) }
+    }
+
+    /// Every kernel that was loaded, once for each choice of constants. Nothing is compiled here; on a
+    /// GPU each of them would be, so this says what can be compiled ahead of time.
+    pub fn loaded(&self) -> Vec<LoadedKernel> {
+        lock(&self.inner.loaded).clone()
     }
 
     fn describe(&self, kind: &str) -> String {
@@ -185,7 +204,13 @@ impl Backend for HostBackend {
     }
 
     /// Every kernel is compiled in, and its constants come with its parameters.
-    fn load<K: Kernel>(&self, _constants: &Specialization) -> Result<HostKernel<K>, BackendError> {
+    fn load<K: Kernel>(&self, constants: &Specialization) -> Result<HostKernel<K>, BackendError> {
+        let mut loaded = lock(&self.inner.loaded);
+        // Names tell kernels apart; their texts are long to compare.
+        if !loaded.iter().any(|other| other.name == K::NAME && other.constants == *constants) {
+            let (source, constants) = (K::SOURCE, constants.clone());
+            loaded.push(LoadedKernel { name: K::NAME, source, constants });
+        }
         Ok(HostKernel(PhantomData))
     }
 

@@ -1,35 +1,38 @@
 //! The ranks themselves: a thread each, which does what it is told and says what came of it.
 
+use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use graph_ep::ep_context::MemoryAccount;
 use graph_ep::ep_context::rendezvous::ThreadRendezvous;
 use graph_ep::{
-    CaptureError, DispatchError, GrowthPolicy, HostBackend, OverflowError, RecoverySettings,
-    StepGraph, StepMode, StepOptions, StepRunner, ThreadGroup,
+    Backend, CaptureError, DispatchError, GrowthPolicy, OverflowError, RecoverySettings, StepGraph,
+    StepMode, StepOptions, StepRunner, ThreadGroup,
 };
-use graph_ep_tests::backend::RankEnv;
-use graph_ep_tests::{Case, HostThreads, RankRun, Rig};
 
 use super::model::Operation;
+use crate::backend::{RankEnv, TestBackend};
+use crate::case::Case;
+use crate::outcome::RankRun;
+use crate::rig::Rig;
 
 /// What one rank says.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub struct Reply {
     /// What it saw, if it ran a step, and how often a runner recorded.
-    pub(crate) result: Result<Option<(RankRun, u32)>, Failure>,
+    pub result: Result<Option<(RankRun, u32)>, Failure>,
     /// Its capacity, if it is in a group.
-    pub(crate) capacity: Option<u32>,
+    pub capacity: Option<u32>,
     /// Bytes that its rows are charged for beyond its capacity's.
-    pub(crate) spare: u64,
+    pub spare: u64,
     /// Bytes of its device in use.
-    pub(crate) used: u64,
+    pub used: u64,
 }
 
 /// Why a rank did not do what it was told.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The group has failed because of this rank.
     Fault(usize),
     /// Refused, in words.
@@ -60,6 +63,7 @@ impl From<OverflowError> for Failure {
     }
 }
 
+#[derive(Debug)]
 struct Command {
     operation: Operation,
     step: usize,
@@ -73,28 +77,28 @@ struct Command {
 
 /// All ranks.
 #[derive(Debug)]
-pub(crate) struct Ranks {
+pub struct Ranks<T> {
     ranks: Vec<(Sender<Command>, Receiver<Reply>, JoinHandle<()>)>,
+    backend: PhantomData<T>,
 }
 
-impl Ranks {
-    pub(crate) fn new(world: usize) -> Self {
+impl<T: TestBackend<Rendezvous = ThreadRendezvous>> Ranks<T> {
+    /// Ranks that are in no group yet.
+    pub fn new(world: usize) -> Self {
         let rank = |_| {
             let (commands, todo) = channel();
             let (done, replies) = channel();
-            (commands, replies, thread::spawn(move || serve(&todo, &done)))
+            (commands, replies, thread::spawn(move || serve::<T>(&todo, &done)))
         };
-        Self { ranks: (0..world).map(rank).collect() }
+        Self { ranks: (0..world).map(rank).collect(), backend: PhantomData }
     }
 
     /// Tells all ranks and waits for all.
-    pub(crate) fn tell(
-        &self,
-        operation: &Operation,
-        step: usize,
-        case: &Case,
-        ask: bool,
-    ) -> Vec<Reply> {
+    ///
+    /// # Panics
+    ///
+    /// If a rank has panicked.
+    pub fn tell(&self, operation: &Operation, step: usize, case: &Case, ask: bool) -> Vec<Reply> {
         let mut places = Vec::new();
         if let Operation::Create { .. } = operation {
             places.extend(ThreadGroup::new(self.ranks.len()).expect("a group"));
@@ -110,7 +114,11 @@ impl Ranks {
     }
 
     /// Lets all ranks end.
-    pub(crate) fn end(self) {
+    ///
+    /// # Panics
+    ///
+    /// If a rank has panicked.
+    pub fn end(self) {
         for (commands, _, thread) in self.ranks {
             drop(commands);
             thread.join().expect("no panic");
@@ -119,16 +127,16 @@ impl Ranks {
 }
 
 /// What a rank has. Its graph and runner go before its group.
-struct Alive {
-    graph: Option<StepGraph<'static, HostBackend>>,
-    runner: Option<StepRunner<HostBackend>>,
-    rig: Rig<HostThreads>,
+struct Alive<T: TestBackend> {
+    graph: Option<StepGraph<'static, T::Backend>>,
+    runner: Option<StepRunner<T::Backend>>,
+    rig: Rig<T>,
     /// Bytes that do not depend on the capacity.
     fixed: u64,
 }
 
-impl Alive {
-    fn new(rig: Rig<HostThreads>) -> Self {
+impl<T: TestBackend> Alive<T> {
+    fn new(rig: Rig<T>) -> Self {
         // What a group before it held is given back when nothing queued holds it any more.
         wait(&rig);
         let rows = rig.group.rows();
@@ -149,17 +157,28 @@ impl Alive {
     }
 }
 
-/// Waits until nothing is queued.
-fn wait(rig: &Rig<HostThreads>) {
+/// Waits until nothing is queued and what nobody uses any more is given back. No rank runs a step.
+fn wait<T: TestBackend>(rig: &Rig<T>) {
     let (backend, stream) = (rig.group.context().backend(), rig.group.stream());
-    graph_ep::Backend::synchronize(backend, stream).expect("nothing has failed");
+    backend.synchronize(stream).expect("nothing has failed");
+    T::collect(backend);
 }
 
-fn serve(todo: &Receiver<Command>, done: &Sender<Reply>) {
-    let mut alive = None;
+fn serve<T>(todo: &Receiver<Command>, done: &Sender<Reply>)
+where
+    T: TestBackend<Rendezvous = ThreadRendezvous>,
+{
+    let mut alive: Option<Alive<T>> = None;
     let memory = MemoryAccount::new(None);
+    let mut backend = None;
     for command in todo {
         let result = obey(&mut alive, command, &memory);
+        if let Some(alive) = &alive {
+            backend = Some(alive.rig.group.context().backend().clone());
+        }
+        // What this operation dropped is given back now, and not in the middle of the next, when
+        // a rank on the same device may wait for this one. Nobody waits for this one here.
+        backend.iter().for_each(T::collect);
         let (capacity, spare) = match &alive {
             Some(alive) => (Some(alive.rig.group.rows().capacity()), alive.spare()),
             None => (None, 0),
@@ -171,8 +190,8 @@ fn serve(todo: &Receiver<Command>, done: &Sender<Reply>) {
     }
 }
 
-fn obey(
-    place: &mut Option<Alive>,
+fn obey<T: TestBackend<Rendezvous = ThreadRendezvous>>(
+    place: &mut Option<Alive<T>>,
     command: Command,
     memory: &MemoryAccount,
 ) -> Result<Option<(RankRun, u32)>, Failure> {
@@ -187,7 +206,11 @@ fn obey(
     let refused = |error: &dyn std::error::Error| Failure::Refused(error.to_string());
     match operation {
         Operation::Create { .. } => {}
-        Operation::Drop => *place = None,
+        Operation::Drop => {
+            // Work that is queued holds what it uses, and on a failed group some may be.
+            wait(&alive.rig);
+            *place = None;
+        }
         Operation::Static | Operation::Eager => {
             alive.rig.write(step);
             let mode = match operation {
@@ -245,6 +268,19 @@ fn obey(
         Operation::Abort { rank: culprit } => {
             if rank == culprit {
                 alive.rig.group.context().abort();
+            }
+            // A device looks at what its host says now and then, at the latest when a step ends. So
+            // others may get through this step, if they need not wait; through no later one.
+            alive.rig.write(step);
+            let launched = alive.rig.launch(StepOptions::new());
+            let number = launched.map_err(|error| refused(error.as_ref()))?;
+            match alive.rig.wait(number).map_err(Failure::from) {
+                Err(Failure::Fault(named)) if named == culprit => {}
+                Err(other) => return Err(other),
+                Ok(_) if rank == culprit => {
+                    return Err(Failure::Refused("the step of a rank that gave up ran".to_owned()));
+                }
+                Ok(_) => {}
             }
         }
     }

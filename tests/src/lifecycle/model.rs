@@ -1,17 +1,24 @@
 //! What a group of ranks is expected to be after any sequence of operations.
 
 use graph_ep::RowShaping;
-use graph_ep_tests::checks::everywhere::least_rows;
-use graph_ep_tests::oracle::StepOracle;
-use graph_ep_tests::{Case, Skew};
 use proptest::prelude::*;
 use proptest_state_machine::ReferenceStateMachine;
 
+use crate::case::{Case, Skew};
+use crate::checks::everywhere::least_rows;
+use crate::oracle::StepOracle;
+
+/// The most ranks of a group.
+pub(super) const MOST_RANKS: usize = 3;
+
 /// An operation on all ranks, or on some.
 #[derive(Clone, Debug)]
-pub(crate) enum Operation {
+pub enum Operation {
     /// Build a group with so many receive rows on each rank.
-    Create { capacity: u32 },
+    Create {
+        /// Receive rows.
+        capacity: u32,
+    },
     /// Drop everything.
     Drop,
     /// Run a step directly within the capacity.
@@ -19,7 +26,12 @@ pub(crate) enum Operation {
     /// Run a step eagerly.
     Eager,
     /// Record the step, in rounds or not.
-    Record { rounds: bool, shaping: RowShaping },
+    Record {
+        /// Whether in rounds.
+        rounds: bool,
+        /// What it is shaped by.
+        shaping: RowShaping,
+    },
     /// Replay the recorded step; where it is stale anywhere, only ask.
     Replay,
     /// Run a step that recovers from overflow.
@@ -29,25 +41,47 @@ pub(crate) enum Operation {
     /// Drop the recorded step.
     Forget,
     /// Plan another capacity on the ranks of a mask, and commit or cancel it.
-    Change { ranks: u8, rows: u32, commit: bool },
+    Change {
+        /// A bit for each rank.
+        ranks: u8,
+        /// The capacity.
+        rows: u32,
+        /// Whether it is to hold.
+        commit: bool,
+    },
     /// Give back what lies behind the capacity.
     Trim,
     /// Make the group again for other numbers of tokens.
-    Resize { tokens: usize },
-    /// Give up on one rank.
-    Abort { rank: usize },
+    Resize {
+        /// The most tokens of any rank.
+        tokens: usize,
+    },
+    /// Give up on one rank, and run a step that may or may not get to the end on the others.
+    Abort {
+        /// The rank.
+        rank: usize,
+    },
 }
 
 /// What the ranks have to answer to the last operation.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// Nothing went wrong.
     Done,
-    /// The oracle's step, with these capacities if it is held to any. For a runner, how often each
-    /// rank had to record.
-    Step { step: usize, capacity: Option<Vec<u32>>, recordings: Option<Vec<u32>> },
+    /// The oracle's step.
+    Step {
+        /// Its number.
+        step: usize,
+        /// The capacities that it is held to, if it is held to any.
+        capacity: Option<Vec<u32>>,
+        /// For a runner, how often each rank had to record.
+        recordings: Option<Vec<u32>>,
+    },
     /// Outputs as with room for all.
-    Rounds { step: usize },
+    Rounds {
+        /// The step's number.
+        step: usize,
+    },
     /// These ranks refuse.
     Refused(Vec<bool>),
     /// The group has failed because of this rank.
@@ -56,9 +90,11 @@ pub(crate) enum Answer {
 
 /// A group.
 #[derive(Clone, Debug)]
-pub(crate) struct Group {
-    pub(crate) case: Case,
-    pub(crate) capacity: Vec<u32>,
+pub struct Group {
+    /// Its case.
+    pub case: Case,
+    /// Receive rows of each rank.
+    pub capacity: Vec<u32>,
     /// Counts changes of capacity on each rank.
     shapes: Vec<u32>,
     graph: Option<Recorded>,
@@ -76,11 +112,13 @@ struct Recorded {
 
 /// The ranks, as a model.
 #[derive(Clone, Debug)]
-pub(crate) struct Model {
+pub struct Model {
     base: Case,
-    pub(crate) group: Option<Group>,
+    /// The group that there is.
+    pub group: Option<Group>,
     step: usize,
-    pub(crate) answer: Answer,
+    /// What the last operation is answered with.
+    pub answer: Answer,
 }
 
 impl Group {
@@ -123,12 +161,12 @@ fn with_tokens(base: &Case, tokens: usize) -> Case {
 
 impl Model {
     /// Ranks.
-    pub(crate) fn world(&self) -> usize {
+    pub fn world(&self) -> usize {
         self.base.world()
     }
 
     /// The case of the group that there is, or of the next.
-    pub(crate) fn case(&self) -> Case {
+    pub fn case(&self) -> Case {
         self.group.as_ref().map_or(self.base.clone(), |group| group.case.clone())
     }
 }
@@ -138,7 +176,7 @@ impl ReferenceStateMachine for Model {
     type Transition = Operation;
 
     fn init_state() -> BoxedStrategy<Model> {
-        (1_usize..=3, 0_u32..3, any::<u64>())
+        (1_usize..=MOST_RANKS, 0_u32..3, any::<u64>())
             .prop_map(|(world, alignment, seed)| {
                 let base = Case::new(world);
                 let base = Case {

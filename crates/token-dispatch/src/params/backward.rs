@@ -1,0 +1,82 @@
+//! Parameters of backward passes.
+
+use bytemuck::{Pod, Zeroable};
+use ep_context::signal::params::WaitParams;
+
+use super::shared::{HandleParams, LaneParams};
+use crate::geometry::Geometry;
+
+/// Parameters of the sender's half of a dispatch along the routes of a kept handle.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RestageParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait and signal.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// The [`StepState`](super::StepState).
+    pub state: u64,
+    /// `[tokens]` rows of gradients.
+    pub rows: u64,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the kernel that waits for the gradients of all ranks.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct AcquireParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The [`StepState`](super::StepState).
+    pub state: u64,
+    /// The place of this dispatch among those of the step.
+    pub ordinal: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the receiver's half of such a dispatch.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RegatherParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// `[capacity]` rows for the gradients of the expert outputs.
+    pub rows: u64,
+    /// `[capacity]` rows of expert outputs, for the gradients of the weights; zero if those are not
+    /// wanted, or the caller's own.
+    pub expert_rows: u64,
+}
+
+/// Parameters of the kernel that returns gradients of weights which the caller computed.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct PushWeightGradsParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to see that the group has failed.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The handle.
+    pub handle: HandleParams,
+    /// `[capacity]` f32, in the flat layout `[capacity, flat_width]`.
+    pub row_grads: u64,
+}

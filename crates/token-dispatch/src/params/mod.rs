@@ -1,0 +1,22 @@
+//! Structs that ranks and kernels share, byte for byte.
+//!
+//! Each has a twin of the same name in the kernels' headers. Addresses are `u64`, counts `u32`, and
+//! every field stands at a multiple of its size, so that there is no hidden padding.
+
+mod backward;
+mod combine;
+mod dispatch;
+mod shared;
+mod step;
+
+pub use backward::{AcquireParams, PushWeightGradsParams, RegatherParams, RestageParams};
+pub use combine::{FoldParams, PushCombineParams, ReduceParams, ReducePushParams};
+pub use dispatch::{CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams};
+pub use shared::{
+    CombineHeader, Destination, DispatchHeader, ExpertHomeEntry, HandleParams, Item, LaneParams,
+    LaneState, NONE, Pair, RowRef, StepState, TRANSFER_PULL, TRANSFER_PUSH, WindowItem,
+    WindowState,
+};
+pub use step::{
+    AbandonParams, AcknowledgeParams, RecordHeader, ResumeParams, StepBeginParams, StepEndParams,
+};

@@ -1,0 +1,120 @@
+//! Parameters of what begins and ends a step, and of what the host asks for between steps; the record.
+
+use bytemuck::{Pod, Zeroable};
+use ep_context::signal::params::WaitParams;
+
+use super::shared::LaneParams;
+use crate::geometry::Geometry;
+
+/// Parameters of the kernel that begins a step.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct StepBeginParams {
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The [`StepState`](super::StepState).
+    pub state: u64,
+    /// A u32 for each rank: what it said that it required.
+    pub peer_required: u64,
+    /// A u32 for each dispatch: what it required here.
+    pub required_by_dispatch: u64,
+    /// How many of them.
+    pub max_dispatches: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the closing round of a step that ends in a dispatch.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct AcknowledgeParams {
+    /// The sizes.
+    pub geometry: Geometry,
+    /// How to wait.
+    pub wait: WaitParams,
+    /// The lane.
+    pub lane: LaneParams,
+    /// The [`StepState`](super::StepState).
+    pub state: u64,
+    /// A u32 for each rank: what it said that it required.
+    pub peer_required: u64,
+    /// The number of dispatches in the step.
+    pub ordinal: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Parameters of the kernel that ends a step and publishes its record.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct StepEndParams {
+    /// How to see that the group has failed.
+    pub wait: WaitParams,
+    /// The [`StepState`](super::StepState).
+    pub state: u64,
+    /// A u32 for each rank: what it said that it required.
+    pub peer_required: u64,
+    /// A u32 for each dispatch: what it required here.
+    pub required_by_dispatch: u64,
+    /// The ring of records, in host-mapped memory.
+    pub ring: u64,
+    /// Bytes from one record to the next.
+    pub stride: u32,
+    /// Records in the ring.
+    pub records: u32,
+    /// How many requirements are kept.
+    pub max_dispatches: u32,
+    /// Nonzero: steps behind an over-budget one drain until the host acknowledges it.
+    pub hold: u32,
+}
+
+/// The fixed part of a published record. After it come a u32 for each rank (what it required) and a
+/// u32 for each dispatch (what it required here).
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// The step plus one, released last; anything else means that the record is not there.
+    pub sequence: u32,
+    /// The step.
+    pub step: u32,
+    /// Nonzero: the step moved nothing, being behind an unacknowledged over-budget step.
+    pub drained: u32,
+    /// The first over-budget dispatch of the step; [`NONE`](super::NONE) if none.
+    pub first_over: u32,
+    /// The most rows that a counted dispatch required here.
+    pub required: u32,
+    /// Dispatches.
+    pub dispatches: u32,
+    /// The most windows that a dispatch took.
+    pub windows: u32,
+    /// The fewest rows that a window could hold.
+    pub capacity: u32,
+    /// The fault that this rank holds, as a word; zero if none.
+    pub fault: u64,
+    /// Pairs that no window took.
+    pub dropped: u64,
+    /// Pairs that a window took.
+    pub delivered: u64,
+    /// Expert ids outside the model.
+    pub invalid_ids: u64,
+    /// Expert ids named twice.
+    pub repeated_ids: u64,
+}
+
+/// Parameters of the kernel by which the host acknowledges an over-budget step.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ResumeParams {
+    /// The [`StepState`](super::StepState).
+    pub state: u64,
+}
+
+/// Parameters of the kernel by which the host gives the group up.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct AbandonParams {
+    /// Whom to tell.
+    pub wait: WaitParams,
+    /// The fault, as a word.
+    pub fault: u64,
+}

@@ -1,0 +1,65 @@
+//! The CUDA backend, its ranks as processes with a GPU each.
+//!
+//! A process that has used the driver cannot be forked, since its context does not survive that. So
+//! the process that runs the checks never uses it: which GPUs there are it learns from a child.
+
+use std::sync::OnceLock;
+
+use graph_ep::Rank;
+use graph_ep::ep_context::MemoryAccount;
+use graph_ep::ep_context::cuda::CudaBackend;
+use graph_ep::ep_context::rendezvous::TcpRendezvous;
+
+use crate::backend::{RankEnv, RankResult, TestBackend};
+use crate::cuda::{CudaThreads, find_gpus, on_gpu};
+use crate::harness;
+use crate::processes::{Ending, Leaves, on_processes, run_leaving};
+
+/// The CUDA backend, its ranks as processes: as many as there are GPUs, and no more. A check that needs
+/// more of them is [skipped](harness::skip) where it needs them.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaProcesses;
+
+/// The numbers of the GPUs, or why there are none: what a child has found.
+fn gpus() -> &'static Result<Vec<u32>, String> {
+    static FOUND: OnceLock<Result<Vec<u32>, String>> = OnceLock::new();
+    FOUND.get_or_init(|| match run_leaving(Leaves::Anything, 1, |_| find_gpus()).pop() {
+        Some(Ending::Returned(found)) => found,
+        other => Err(format!("the process that looks for GPUs: {other:?}")),
+    })
+}
+
+impl TestBackend for CudaProcesses {
+    type Backend = CudaBackend;
+    type Rendezvous = TcpRendezvous;
+
+    const NAME: &'static str = "CUDA, processes";
+    // The operation that breaks has no device body.
+    const OPERATIONS_MAY_BREAK: bool = CudaThreads::OPERATIONS_MAY_BREAK;
+    const PAGE_BYTES: usize = CudaThreads::PAGE_BYTES;
+
+    fn missing() -> Option<String> {
+        gpus().as_ref().err().cloned()
+    }
+
+    fn backend(rank: Rank, memory: &MemoryAccount) -> CudaBackend {
+        // Found before this process was forked.
+        let gpus = gpus().as_ref().expect("checks are skipped without a GPU");
+        on_gpu(gpus[rank.index()], rank, memory)
+    }
+
+    fn collect(backend: &CudaBackend) {
+        CudaThreads::collect(backend);
+    }
+
+    fn try_on_ranks<R: RankResult>(
+        world: usize,
+        body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
+    ) -> Vec<Result<R, String>> {
+        match gpus().as_ref().map(Vec::len) {
+            Ok(gpus) if gpus < world => harness::skip(format!("{world} ranks, and {gpus} GPUs")),
+            Ok(_) => on_processes(Leaves::Anything, world, body),
+            Err(why) => harness::skip(why.clone()),
+        }
+    }
+}
