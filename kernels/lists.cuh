@@ -70,31 +70,52 @@ struct BadIds {
     u32 repeated = 0;
 };
 
-// Reads the choices of a token; a whole warp calls this, whose lanes without a token say so.
+// What the caller says of a token, before anything is made of it.
+struct Given {
+    i64 id[SPLIT];
+    float weight[SPLIT];
+};
+
+// Reads what is said of a token; lanes without a token say so. Every id that is none is -1 afterwards, but
+// for those that count as invalid.
 template <typename Params>
-__device__ __forceinline__ Choices look(const Params &p, u32 token, bool present, BadIds &bad) {
+__device__ __forceinline__ Given read(const Params &p, u32 token, bool present) {
+    const Geometry &g = p.geometry;
+    Given given;
+#pragma unroll
+    for (u32 part = 0; part < SPLIT; ++part) {
+        given.id[part] = -1;
+        given.weight[part] = 1.0f;
+        if (present && choice_of(part) < g.top_k) {
+            const u64 entry = u64(token) * g.top_k + choice_of(part);
+            if (p.topk_weights != 0) {
+                given.weight[part] = at<const float>(p.topk_weights)[entry];
+            }
+            given.id[part] = p.id_bytes == 8 ? at<const i64>(p.topk_ids)[entry]
+                                             : i64(at<const i32>(p.topk_ids)[entry]);
+        }
+    }
+    return given;
+}
+
+// Makes choices of what was read; a whole warp calls this.
+template <typename Params>
+__device__ __forceinline__ Choices look(const Params &p, const Given &given, BadIds &bad) {
     const Geometry &g = p.geometry;
     Choices c;
 #pragma unroll
     for (u32 part = 0; part < SPLIT; ++part) {
+        const i64 id = given.id[part];
         c.key[part] = NONE;
         c.slot[part] = 0;
-        c.weight[part] = 1.0f;
-        if (present && choice_of(part) < g.top_k) {
-            const u64 entry = u64(token) * g.top_k + choice_of(part);
-            if (p.topk_weights != 0) {
-                c.weight[part] = at<const float>(p.topk_weights)[entry];
-            }
-            const i64 id = p.id_bytes == 8 ? at<const i64>(p.topk_ids)[entry]
-                                           : i64(at<const i32>(p.topk_ids)[entry]);
-            if (id >= 0 && id < i64(g.experts)) {
-                const ExpertHomeEntry home = at<const ExpertHomeEntry>(p.homes)[id];
-                // There are at most 2^16 experts, and fewer ranks.
-                c.key[part] = home.rank << 16 | u32(id);
-                c.slot[part] = home.slot;
-            } else {
-                bad.invalid += id != -1;
-            }
+        c.weight[part] = given.weight[part];
+        if (id >= 0 && id < i64(g.experts)) {
+            const ExpertHomeEntry home = at<const ExpertHomeEntry>(p.homes)[id];
+            // There are at most 2^16 experts, and fewer ranks.
+            c.key[part] = home.rank << 16 | u32(id);
+            c.slot[part] = home.slot;
+        } else {
+            bad.invalid += id != -1;
         }
     }
     // Of choices that name the same expert the first counts.
@@ -302,25 +323,28 @@ struct Kept {
     Choices choices[ROUNDS];
 };
 
-// Counts the choices of a stretch.
+// Counts the choices of a stretch. What is kept is read before any of it is looked at.
 template <typename Params>
 __device__ __forceinline__ void count_all(const Params &p, const Stretch &stretch,
                                           const Counts &counts, Kept &kept) {
     BadIds bad;
-    const auto look_at = [&](u32 first) {
-        const u32 token = first + lane() / GROUP;
-        return look(p, token, token < stretch.end, bad);
-    };
-    u32 first = stretch.begin;
+    Given given[Kept::ROUNDS];
+    const u32 token = stretch.begin + lane() / GROUP;
 #pragma unroll
-    for (u32 round = 0; round < Kept::ROUNDS; ++round, first += ABREAST) {
-        if (first < stretch.end) {
-            kept.choices[round] = look_at(first);
+    for (u32 round = 0; round < Kept::ROUNDS; ++round) {
+        const u32 here = token + round * ABREAST;
+        given[round] = read(p, here, here < stretch.end);
+    }
+#pragma unroll
+    for (u32 round = 0; round < Kept::ROUNDS; ++round) {
+        if (stretch.begin + round * ABREAST < stretch.end) {
+            kept.choices[round] = look(p, given[round], bad);
             count(p.geometry, kept.choices[round], counts);
         }
     }
-    for (; first < stretch.end; first += ABREAST) {
-        count(p.geometry, look_at(first), counts);
+    for (u32 skip = Kept::ROUNDS * ABREAST; stretch.begin + skip < stretch.end; skip += ABREAST) {
+        const u32 here = token + skip;
+        count(p.geometry, look(p, read(p, here, here < stretch.end), bad), counts);
     }
     StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
 }
@@ -346,7 +370,7 @@ __device__ __forceinline__ void write_all(const Params &p, const Lists &into, co
     }
     for (; first < stretch.end; first += ABREAST) {
         const u32 token = first + lane() / GROUP;
-        write_next(first, look(p, token, token < stretch.end, bad));
+        write_next(first, look(p, read(p, token, token < stretch.end), bad));
     }
 }
 

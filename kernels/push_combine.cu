@@ -66,15 +66,24 @@ struct Combine {
         }
     }
 
-    // Adds a tile of the rows of an item, those of the pairs from `begin` on.
-    __device__ __forceinline__ void add_rows(Sum &sum, u32 begin, u32 pairs) const {
-        // In the flat layout all pairs of an item share one row, which its experts made together.
-        const u32 terms = g().flat == 0 ? pairs : 1;
-        const bool mine = scan::lane() < terms;
+    // The rows of an item: one in each of the lanes in `lanes`.
+    struct Rows {
+        u32 row;
+        float weight;
+        u32 lanes;
+    };
+
+    // Those of the pairs from `begin` on. In the flat layout all pairs of an item share one row, which its
+    // experts made together.
+    __device__ __forceinline__ Rows rows_of(u32 begin, u32 pairs) const {
+        const bool mine = scan::lane() < (g().flat == 0 ? pairs : min(pairs, 1u));
         const RowRef pair =
             mine ? at<const RowRef>(p.handle.pairs)[begin + scan::lane()] : RowRef{};
-        sum.add(p.expert_rows, pair.row, pair.weight, p.weighted != 0,
-                __ballot_sync(scan::WHOLE, mine));
+        return Rows{pair.row, pair.weight, __ballot_sync(scan::WHOLE, mine)};
+    }
+
+    __device__ __forceinline__ void add_rows(Sum &sum, const Rows &rows) const {
+        sum.add(p.expert_rows, rows.row, rows.weight, p.weighted != 0, rows.lanes);
     }
 
     // One piece of the partial sum of an item of another rank.
@@ -84,10 +93,11 @@ struct Combine {
         const WindowItem item = at<const WindowItem>(p.handle.items)[arrival];
         const push::Piece piece = push::piece_of(quads, number, geometry.sum_pieces);
         const u64 landing = u64(blocks.of<u8>(item.source, geometry.lane.landing));
+        const Rows rows = rows_of(item.begin, item.rows);
 #pragma unroll 1
         for (u32 begin = piece.begin; begin < piece.end; begin += DEPTH * scan::WARP) {
             Sum sum(begin, piece.end, quads);
-            add_rows(sum, item.begin, item.rows);
+            add_rows(sum, rows);
             sum.store(rows::row_of(landing, item.slot, quads));
         }
         u64 *flag = push::returned(blocks, geometry, item.source, item.slot, number);
@@ -163,12 +173,11 @@ struct Combine {
         const bool awaits = comes && from.rank != geometry.rank;
         const push::Piece piece = push::piece_of(quads, number, geometry.sum_pieces);
         const u64 landing = u64(blocks.own<u8>(geometry.lane.landing));
+        const Rows rows = rows_of(item.begin, item.rows);
 #pragma unroll 1
         for (u32 begin = piece.begin; begin < piece.end; begin += DEPTH * scan::WARP) {
             Sum partial(begin, piece.end, quads);
-            if (own != 0) {
-                add_rows(partial, item.begin, item.rows);
-            }
+            add_rows(partial, rows);
             const auto own_part = partial.rounded();
             // Those of other ranks have a flag each, which a lane each waits for.
             if (begin == piece.begin && !all_returned(awaits, from.rank, slot, number)) {

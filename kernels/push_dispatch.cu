@@ -560,8 +560,9 @@ struct Dispatch {
         if (!place()) {
             return;
         }
-        receive_all();
+        // While rows of other ranks are on their way.
         clear_padding();
+        receive_all();
     }
 };
 

@@ -69,6 +69,8 @@ constexpr u32 LOOKS_BETWEEN_CONTROL = 64;
 // Flags are waited for by thousands of warps at once, which must not all cross the bus.
 constexpr u32 LOOKS_AT_FLAG_BETWEEN_CONTROL = 2048;
 constexpr u32 PAUSE_NS = 32;
+// A peer that is there soon is not slept through.
+constexpr u32 LOOKS_WITHOUT_PAUSE = 16;
 
 class Waiter {
   public:
@@ -134,7 +136,9 @@ class Waiter {
                     return fail(FaultKind::Timeout, phase, culprit);
                 }
             }
-            ptx::sleep_ns(PAUSE_NS);
+            if (look > LOOKS_WITHOUT_PAUSE) {
+                ptx::sleep_ns(PAUSE_NS);
+            }
         }
     }
 
@@ -160,7 +164,9 @@ class Waiter {
             } else if (look % LOOKS_BETWEEN_CONTROL == 0 && poisoned()) {
                 return held();
             }
-            ptx::sleep_ns(PAUSE_NS);
+            if (look > LOOKS_WITHOUT_PAUSE) {
+                ptx::sleep_ns(PAUSE_NS);
+            }
             if (ptx::load_acquire_sys(flag) == expected) {
                 return 0;
             }

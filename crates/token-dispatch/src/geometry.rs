@@ -128,17 +128,21 @@ pub struct LaneLayout {
     pub bytes: u64,
 }
 
-/// Pieces of a row of so many bytes. Where there are few rows each is cut into small pieces, so that
-/// enough warps have one; where there are many, fewer flags cost less.
-fn pieces(row_bytes: usize, max_tokens: usize) -> u32 {
-    // Accesses of 16 bytes by each lane of a warp.
-    let accesses = match max_tokens {
-        ..=16 => 2,
-        17..=256 => 4,
-        257..=1024 => 7,
-        _ => 14,
-    };
+/// Pieces of a row of so many bytes, with `accesses` of each lane of a warp in one.
+fn pieces(row_bytes: usize, accesses: usize) -> u32 {
     row_bytes.div_ceil(accesses * 32 * 16).max(1) as u32
+}
+
+/// Accesses of a lane in one piece of a row and in one piece of a partial sum. Where there are few rows
+/// each is cut into small pieces, so that enough warps have one; where there are many, fewer flags cost
+/// less. A sum has several rows in flight for each access.
+fn accesses(max_tokens: usize) -> (usize, usize) {
+    match max_tokens {
+        ..=16 => (2, 1),
+        17..=256 => (4, 2),
+        257..=1024 => (7, 4),
+        _ => (7, 7),
+    }
 }
 
 /// Regions start at a multiple of this many bytes, so that peers never share a cache line of another
@@ -172,8 +176,8 @@ impl Geometry {
             flat_width: config.flat_width(config.slots_of(rank) as usize) as u32,
             weighted: u32::from(config.weighting == Weighting::Combine),
             push: u32::from(push),
-            row_pieces: pieces(config.row_bytes(), config.max_tokens),
-            sum_pieces: pieces(config.sum_bytes(), config.max_tokens),
+            row_pieces: pieces(config.row_bytes(), accesses(config.max_tokens).0),
+            sum_pieces: pieces(config.sum_bytes(), accesses(config.max_tokens).1),
             lane: LaneLayout::new(world, slots, config, fanout, push),
         }
     }
@@ -190,8 +194,9 @@ impl LaneLayout {
         let (tokens, top_k) = (config.max_tokens, config.top_k);
         let grads = if config.backward { tokens * top_k } else { 0 };
         let pushed = if push { tokens } else { 0 };
-        let row_pieces = pieces(config.row_bytes(), tokens) as usize;
-        let sum_pieces = pieces(config.sum_bytes(), tokens) as usize;
+        let (in_row, in_sum) = accesses(tokens);
+        let row_pieces = pieces(config.row_bytes(), in_row) as usize;
+        let sum_pieces = pieces(config.sum_bytes(), in_sum) as usize;
         let layout = Self {
             dispatch_words: region(size_of::<u32>(), world),
             combine_words: region(size_of::<u32>(), world),

@@ -58,9 +58,15 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
     let words = columns * (warps + 1).min(LIST_BYTES as u32 / 4 / columns);
     let budget = budget.max(2);
     let listers = tokens.div_ceil(LISTED_TOKENS).clamp(1, MOST_LISTERS).min(budget.div_ceil(4));
-    // Where there are few pieces to send, half of the warps of a block have one.
+    // As many blocks send as have a piece for every warp, where there are few of them; they receive
+    // afterwards. Where there are many, a few blocks keep the links busy.
     let sent = u64::from(tokens) * u64::from(g.row_pieces);
-    let senders = sent.div_ceil((warps / 2).into()).clamp(1, (budget / 4).max(1).into()) as u32;
+    let few = sent <= u64::from(warps) * u64::from(budget);
+    let most = if few { budget.saturating_sub(listers + 1) } else { budget / 4 };
+    let senders = match g.world {
+        1 => 0,
+        _ => sent.div_ceil(warps.into()).clamp(1, most.max(1).into()) as u32,
+    };
     // As much may come from every rank, and every pair may bring an expert its padding.
     let received = sent * u64::from(g.world);
     let pairs = u64::from(tokens) * u64::from(g.world * g.top_k);
@@ -80,7 +86,13 @@ pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32) -> PushShape 
     let warps = PUSH_THREADS / WARP;
     let units = u64::from(tokens) * u64::from(g.world) * u64::from(g.sum_pieces);
     let blocks = units.div_ceil((warps / 2).into()).clamp(1, budget.max(1).into()) as u32;
-    let senders = if g.world == 1 { 0 } else { (blocks / 2).max(1) };
+    // Where there is a piece for every warp to push before it adds up, that is the shortest way.
+    let pushed = u64::from(tokens) * u64::from(g.world - 1) * u64::from(g.sum_pieces);
+    let senders = match g.world {
+        1 => 0,
+        _ if pushed <= u64::from(blocks) * u64::from(warps) => blocks,
+        _ => blocks.div_ceil(2),
+    };
     PushShape { launch: LaunchShape::new(blocks, PUSH_THREADS), listers: 0, senders }
 }
 
@@ -165,12 +177,13 @@ mod tests {
             let g = geometry(256, ranks, tokens);
             let shape = push_dispatch(&g, tokens as u32, budget);
             assert!(shape.listers + shape.senders <= shape.launch.blocks, "{shape:?}");
-            assert!(shape.launch.blocks <= budget && shape.senders > 0, "{shape:?}");
+            assert!(shape.launch.blocks <= budget, "{shape:?}");
+            assert_eq!(shape.senders == 0, ranks == 1, "{shape:?}");
             let columns = g.world * (g.slots + 2);
             assert!(shape.launch.shared_bytes >= 2 * 4 * columns, "a warp and the totals");
             assert!(u64::from(shape.launch.shared_bytes) <= LIST_BYTES);
             let shape = push_combine(&g, tokens as u32, budget);
-            assert!(shape.senders < shape.launch.blocks.max(2), "{shape:?}");
+            assert!(shape.senders <= shape.launch.blocks, "{shape:?}");
             assert!(shape.launch.blocks <= budget, "{shape:?}");
         }
     }
