@@ -67,10 +67,15 @@ __device__ __forceinline__ u64 fault_word(FaultKind kind, Phase phase, u32 culpr
 // word too, where its later waits find it.
 constexpr u32 LOOKS_BETWEEN_CONTROL = 64;
 // Flags are waited for by thousands of warps at once, which must not all cross the bus.
-constexpr u32 LOOKS_AT_FLAG_BETWEEN_CONTROL = 2048;
-constexpr u32 PAUSE_NS = 32;
-// A peer that is there soon is not slept through.
-constexpr u32 LOOKS_WITHOUT_PAUSE = 16;
+constexpr u32 LOOKS_AT_FLAG_BETWEEN_CONTROL = 1024;
+
+// How long a wait pauses after so many looks: a peer that is there soon is not slept through, and one that
+// is not is not waited for at the cost of those who have something to do.
+__device__ __forceinline__ void pause(u32 looks) {
+    if (looks > 16) {
+        ptx::sleep_ns(looks < 64 ? 32 : 500);
+    }
+}
 
 class Waiter {
   public:
@@ -136,9 +141,7 @@ class Waiter {
                     return fail(FaultKind::Timeout, phase, culprit);
                 }
             }
-            if (look > LOOKS_WITHOUT_PAUSE) {
-                ptx::sleep_ns(PAUSE_NS);
-            }
+            pause(look);
         }
     }
 
@@ -164,9 +167,7 @@ class Waiter {
             } else if (look % LOOKS_BETWEEN_CONTROL == 0 && poisoned()) {
                 return held();
             }
-            if (look > LOOKS_WITHOUT_PAUSE) {
-                ptx::sleep_ns(PAUSE_NS);
-            }
+            pause(look);
             if (ptx::load_acquire_sys(flag) == expected) {
                 return 0;
             }

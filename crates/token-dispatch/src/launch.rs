@@ -27,7 +27,7 @@ const LIST_THREADS: u32 = 512;
 /// single warp, lists are built more slowly.
 const LIST_BYTES: u64 = 64 << 10;
 
-/// Threads of the kernels that push, see `push_dispatch.cu`: one block a multiprocessor.
+/// Threads of the kernels that push: one block a multiprocessor.
 const PUSH_THREADS: u32 = 512;
 
 /// Tokens of a block that builds lists beside others: as many as its warps keep at hand, at top-8.
