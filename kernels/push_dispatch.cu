@@ -278,7 +278,8 @@ struct Dispatch {
         const u32 *words = blocks.own<u32>(geometry.lane.dispatch_words);
         const u32 *counts = blocks.own<u32>(geometry.lane.counts);
         const u32 columns = geometry.world * geometry.slots;
-        // Every thread waits for those whose words it reads, so that nobody waits for another thread.
+        // Every thread waits for those whose words it reads, so that nobody waits for another thread; one
+        // for each source watches the deadline.
         bool failed = false;
         bool elsewhere = false;
         for (u32 i = threadIdx.x; i < max(columns, geometry.world); i += THREADS) {
@@ -291,7 +292,7 @@ struct Dispatch {
             }
             if (i < columns) {
                 const u32 source = i / geometry.slots;
-                failed |= waiter.wait(Phase::Dispatch, source, words + source, epoch) != 0;
+                failed |= !waiter.follow(words + source, epoch);
                 tables[i] = counts[i];
             }
         }

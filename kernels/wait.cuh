@@ -65,9 +65,10 @@ __device__ __forceinline__ u64 fault_word(FaultKind kind, Phase phase, u32 culpr
 // affords one only every so often, and one that finds its word at once affords none. The awaited word
 // and the poison lie on this device; a fault of this rank's own is therefore left in its own poison
 // word too, where its later waits find it.
-constexpr u32 LOOKS_BETWEEN_CONTROL = 64;
-// Flags are waited for by thousands of warps at once, which must not all cross the bus.
-constexpr u32 LOOKS_AT_FLAG_BETWEEN_CONTROL = 1024;
+// Thousands of warps may wait at once, so that these looks must be rare: some hundred microseconds apart.
+constexpr u32 LOOKS_BETWEEN_CONTROL = 512;
+// A fault that is there on this device is found sooner.
+constexpr u32 LOOKS_BETWEEN_POISON = 32;
 
 // How long a wait pauses after so many looks: a peer that is there soon is not slept through, and one that
 // is not is not waited for at the cost of those who have something to do.
@@ -157,14 +158,14 @@ class Waiter {
         u64 last_ns = ptx::global_time_ns();
         bool counted = true;
         for (u32 look = 1;; ++look) {
-            if (look % LOOKS_AT_FLAG_BETWEEN_CONTROL == 0) {
+            if (look % LOOKS_BETWEEN_CONTROL == 0) {
                 if (const u64 fault_held = fault(phase)) {
                     return fault_held;
                 }
                 if (expired(phase, last_ns, counted, spent_ns)) {
                     return fail(FaultKind::Timeout, phase, culprit);
                 }
-            } else if (look % LOOKS_BETWEEN_CONTROL == 0 && poisoned()) {
+            } else if (look % LOOKS_BETWEEN_POISON == 0 && poisoned()) {
                 return held();
             }
             pause(look);
@@ -172,6 +173,18 @@ class Waiter {
                 return 0;
             }
         }
+    }
+
+    // Waits for a word for which another thread of this rank waits too, by `wait`; whether it came. A
+    // fault that ends the other's wait ends this one.
+    __device__ __forceinline__ bool follow(const u32 *word, u32 expected) const {
+        for (u32 look = 1; ptx::load_acquire_sys(word) != expected; ++look) {
+            if (look % LOOKS_BETWEEN_POISON == 0 && poisoned()) {
+                return false;
+            }
+            pause(look);
+        }
+        return true;
     }
 
     // Stores `value` to a word in memory of a peer, or of this rank. Whoever finds it by a wait sees
