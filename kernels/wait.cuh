@@ -89,7 +89,12 @@ class Waiter {
             return word;
         }
         const u64 word = ptx::load_acquire_sys(&control()->fault);
-        return word != 0 ? word : aborted(phase);
+        if (word == 0) {
+            return aborted(phase);
+        }
+        // Where the threads of this device look.
+        set_once(&own()->poison, word);
+        return word;
     }
 
     // The fault that this rank holds as far as its device knows: zero if only its host knows of one,

@@ -79,6 +79,12 @@ fn every_operation_is_in_the_report_and_verified() {
     assert_eq!(dispatches, 8);
 
     // A report does not differ from itself.
+    let output = bench(folder.path(), "show r.json --plot again.svg");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("recover"), "the table");
+    let again = std::fs::read_to_string(folder.path().join("again.svg")).unwrap();
+    assert!(again.starts_with("<svg"), "{again}");
+
     let output = bench(folder.path(), "compare r.json r.json");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
@@ -121,8 +127,9 @@ fn bad_arguments_are_refused_in_a_line() {
         ("--report no/such/folder/r.json", "there is no folder"),
         ("--against nccl", "needs GPUs"),
         ("compare missing.json other.json", "missing.json: cannot be read"),
+        ("show missing.json", "missing.json: cannot be read"),
     ] {
-        let line = match line.starts_with("compare") {
+        let line = match ["compare", "show"].iter().any(|verb| line.starts_with(verb)) {
             true => line.to_owned(),
             false => format!("--backend host --quick {line}"),
         };

@@ -27,6 +27,20 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Show what is faster or slower in a second report, beyond noise
     Compare(CompareArgs),
+    /// Show a report again: its table, and its plot if asked for
+    Show(ShowArgs),
+}
+
+/// Arguments of `graph-ep bench show`.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct ShowArgs {
+    /// The report
+    #[arg(value_name = "A.json")]
+    pub report: PathBuf,
+
+    /// Draw times and shares of the limits
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
 }
 
 /// Arguments of `graph-ep bench compare`.

@@ -23,7 +23,7 @@ pub mod stats;
 pub mod table;
 pub mod verify;
 
-pub use args::{Against, BenchArgs, BenchCommand, CompareArgs, MeasureArgs};
+pub use args::{Against, BenchArgs, BenchCommand, CompareArgs, MeasureArgs, ShowArgs};
 pub use error::BenchError;
 
 use std::env;
@@ -50,8 +50,20 @@ pub fn run(args: &BenchArgs) -> Result<Verdict, BenchError> {
         Some(BenchCommand::Compare(compare)) => {
             Ok(compare::run(&compare.before, &compare.after, compare.noise)?)
         }
+        Some(BenchCommand::Show(show)) => show_again(show),
         None => measure(&args.measure),
     }
+}
+
+/// Shows a report that was written before.
+fn show_again(args: &ShowArgs) -> Result<Verdict, BenchError> {
+    check_outputs(None, args.plot.as_deref())?;
+    let report = Report::read(&args.report)?;
+    println!("{}", table::render(&report));
+    if let Some(path) = &args.plot {
+        plot::write(&report, path)?;
+    }
+    Ok(if report.verified() { Verdict::Verified } else { Verdict::Failed })
 }
 
 fn measure(args: &MeasureArgs) -> Result<Verdict, BenchError> {
