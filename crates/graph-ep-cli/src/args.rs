@@ -14,7 +14,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 
 pub use check::ArgsError;
 pub(crate) use check::check_outputs;
-pub use choice::{BackendChoice, Dtype, GraphChoice, GrowthChoice, Mode};
+pub use choice::{BackendChoice, Dtype, GraphChoice, GrowthChoice, Mode, TransferChoice};
 pub use number::NumberError;
 
 use crate::bench::BenchArgs;
@@ -110,6 +110,10 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t)]
     pub dtype: Dtype,
 
+    /// How rows get from rank to rank
+    #[arg(long, value_enum, default_value_t)]
+    pub transfer: TransferChoice,
+
     /// Replay only the first N steps [default: all]
     #[arg(long, value_name = "N", value_parser = number::positive)]
     pub steps: Option<usize>,
@@ -172,6 +176,7 @@ mod tests {
             shrink_after: None,
             hidden: 256,
             dtype: Dtype::Bf16,
+            transfer: TransferChoice::Auto,
             steps: None,
             memory_limit: None,
             seed: 0,
@@ -187,7 +192,7 @@ mod tests {
         let args = parse(
             "--workload zero-load --ranks 4 --processes --backend cuda --mode rounds --graph device-counts \
              --capacity-factor 0.5 --alignment 1 --growth exact --look-ahead 1.1 --shrink-after 5 \
-             --hidden 8 --dtype fp32 --steps 3 --memory-limit 2MiB --seed 18446744073709551615 \
+             --hidden 8 --dtype fp32 --transfer push --steps 3 --memory-limit 2MiB --seed 18446744073709551615 \
              --report r.json --plot p.svg -vv",
         );
         let expected = RunArgs {
@@ -205,6 +210,7 @@ mod tests {
             shrink_after: Some(5),
             hidden: 8,
             dtype: Dtype::Fp32,
+            transfer: TransferChoice::Push,
             steps: Some(3),
             memory_limit: Some(2 << 20),
             seed: u64::MAX,

@@ -17,13 +17,13 @@ mod verify;
 use std::error::Error;
 
 use device::Devices;
-use graph_ep::{Backend, BackendError, HostBackend};
+use graph_ep::{Backend, BackendError, HostBackend, Transfer};
 
 pub use processes::ProcessError;
 use processes::Spoken;
 pub(crate) use tensors::dtype;
 
-use crate::args::{ArgsError, Mode, RunArgs};
+use crate::args::{ArgsError, Mode, RunArgs, TransferChoice};
 use crate::demand;
 use crate::output::OutputError;
 use crate::plot::{self, PlotError};
@@ -251,7 +251,18 @@ impl Plan {
         .alignment(self.args.alignment as u32)
         .capacity_rows(self.initial_capacity)
         .routing(graph_ep::RoutingDependence::Independent)
+        .transfer(self.args.transfer.into())
         .max_dispatches(self.routing.layers())
+    }
+}
+
+impl From<TransferChoice> for Transfer {
+    fn from(choice: TransferChoice) -> Self {
+        match choice {
+            TransferChoice::Auto => Self::Auto,
+            TransferChoice::Pull => Self::Pull,
+            TransferChoice::Push => Self::Push,
+        }
     }
 }
 

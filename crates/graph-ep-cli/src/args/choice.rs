@@ -19,7 +19,19 @@ macro_rules! display_as_value_name {
     )*};
 }
 
-display_as_value_name!(BackendChoice, Mode, GraphChoice, GrowthChoice, Dtype);
+display_as_value_name!(BackendChoice, Mode, GraphChoice, GrowthChoice, Dtype, TransferChoice);
+
+/// How rows get from rank to rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
+pub enum TransferChoice {
+    /// Pushed, unless ranks share a GPU
+    #[default]
+    Auto,
+    /// Receivers read them
+    Pull,
+    /// Senders write them
+    Push,
+}
 
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

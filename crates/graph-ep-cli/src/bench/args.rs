@@ -1,14 +1,12 @@
 //! The command line of `graph-ep bench`.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
-use graph_ep::token_dispatch::Transfer;
 
 use super::inputs::Skew;
 use super::report::{Dtype, LayoutChoice, Op};
-use crate::args::{BackendChoice, NumberError, bytes, number};
+use crate::args::{BackendChoice, NumberError, TransferChoice, bytes, number};
 
 /// Arguments of `graph-ep bench`.
 #[derive(Clone, Debug, PartialEq, Args)]
@@ -160,37 +158,6 @@ pub struct MeasureArgs {
     /// Trace what happens to stderr: -v decisions, -vv steps, -vvv everything
     #[arg(short, long, action = ArgAction::Count)]
     pub verbose: u8,
-}
-
-/// How rows get from rank to rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
-pub enum TransferChoice {
-    /// Pushed, unless ranks share a GPU
-    #[default]
-    Auto,
-    /// Receivers read them
-    Pull,
-    /// Senders write them
-    Push,
-}
-
-impl fmt::Display for TransferChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.to_possible_value() {
-            Some(value) => f.pad(value.get_name()),
-            None => Ok(()),
-        }
-    }
-}
-
-impl From<TransferChoice> for Transfer {
-    fn from(choice: TransferChoice) -> Self {
-        match choice {
-            TransferChoice::Auto => Self::Auto,
-            TransferChoice::Pull => Self::Pull,
-            TransferChoice::Push => Self::Push,
-        }
-    }
 }
 
 /// Other libraries that move bytes.

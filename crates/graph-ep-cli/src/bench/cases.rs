@@ -3,9 +3,10 @@
 use graph_ep::token_dispatch::fp8::scale_row_bytes;
 use graph_ep::{DType, ExpertParallel, ExpertParallelBuilder, HostBackend, Layout, Payload};
 
-use super::args::{MeasureArgs, TransferChoice};
+use super::args::MeasureArgs;
 use super::inputs::Skew;
 use super::report::{By, Case, Dtype, LayoutChoice, Op};
+use crate::args::TransferChoice;
 
 /// Bytes that the layers of one replay exceed together, so that none finds in a cache what it left
 /// there at the replay before: twice the 50 MB of an H200's.
