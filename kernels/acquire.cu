@@ -13,6 +13,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) acquire(const __grid_consta
     const u32 epoch = at<const LaneState>(p.lane.state)->epoch;
     if (wait_all(waiter, Phase::Dispatch, words, g.world, epoch)) {
         const DispatchHeader *headers = blocks.own<DispatchHeader>(g.lane.dispatch_headers);
-        all_here(waiter, Phase::Dispatch, headers, g.world, StepView(p.state).step(), p.ordinal);
+        all_here(waiter, Phase::Dispatch, headers, g.world, StepView(p.state).step(), p.ordinal,
+                 TRANSFER_PULL);
     }
 }

@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) count(const __grid_constant
     const u32 *words = blocks.own<u32>(g.lane.dispatch_words);
     const u32 step = StepView(p.state).step();
     if (faulted(waiter) || !wait_all(waiter, Phase::Dispatch, words, g.world, epoch) ||
-        !all_here(waiter, Phase::Dispatch, headers, g.world, step, p.ordinal)) {
+        !all_here(waiter, Phase::Dispatch, headers, g.world, step, p.ordinal, TRANSFER_PULL)) {
         // A loop behind this makes no trip.
         if (p.condition != 0 && threadIdx.x == 0) {
             set_condition(p.condition, 0);

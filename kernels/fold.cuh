@@ -19,7 +19,7 @@ __device__ __forceinline__ void wait_and_fold(const Geometry &g, const Blocks &b
     const StepView step(state);
     const CombineHeader *headers = blocks.own<CombineHeader>(g.lane.combine_headers);
     if (!wait_all(waiter, phase, words, g.world, epoch) ||
-        !all_here(waiter, phase, headers, g.world, step.step(), ordinal)) {
+        !all_here(waiter, phase, headers, g.world, step.step(), ordinal, NONE)) {
         return;
     }
     for (u32 peer = threadIdx.x; peer < g.world; peer += blockDim.x) {

@@ -109,18 +109,25 @@ __device__ __forceinline__ bool wait_all(const wait::Waiter &waiter, wait::Phase
     return !__syncthreads_or(failed);
 }
 
-// Whether all of `world` headers are of this step and dispatch; else the fault is raised that names
-// the first rank that is elsewhere. Every thread of the block calls it.
+// How the rows travel that a header announces.
+__device__ __forceinline__ u32 transfer_of(const DispatchHeader &header) { return header.transfer; }
+__device__ __forceinline__ u32 transfer_of(const CombineHeader &) { return NONE; }
+
+// Whether all of `world` headers are of this step and dispatch, and announce rows that travel as
+// `transfer` says; else the fault is raised that names the first rank that is elsewhere. Every thread of
+// the block calls it.
 template <typename Header>
 __device__ __forceinline__ bool all_here(const wait::Waiter &waiter, wait::Phase phase,
-                                         const Header *headers, u32 world, u32 step, u32 ordinal) {
+                                         const Header *headers, u32 world, u32 step, u32 ordinal,
+                                         u32 transfer) {
     __shared__ u32 elsewhere;
     if (threadIdx.x == 0) {
         elsewhere = NONE;
     }
     __syncthreads();
     for (u32 peer = threadIdx.x; peer < world; peer += blockDim.x) {
-        if (headers[peer].step != step || headers[peer].ordinal != ordinal) {
+        const Header &header = headers[peer];
+        if (header.step != step || header.ordinal != ordinal || transfer_of(header) != transfer) {
             atomicMin(&elsewhere, peer);
         }
     }

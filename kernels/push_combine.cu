@@ -147,7 +147,7 @@ struct Combine {
         }
         return !__syncthreads_or(failed) &&
                (!__syncthreads_or(elsewhere) || all_here(waiter, Phase::Combine, headers,
-                                                         geometry.world, step, p.ordinal));
+                                                         geometry.world, step, p.ordinal, NONE));
     }
 
     // One piece of the sum of a token; whether that could be done.

@@ -71,12 +71,8 @@ struct Dispatch {
     // Waits until `word`, which blocks of this device count up, has `value`; whether it got there.
     // Every thread of the block calls it.
     __device__ __forceinline__ bool await_blocks(const u32 *word, u32 value) const {
-        bool failed = false;
-        if (threadIdx.x == 0) {
-            for (u32 look = 1; !failed && ptx::load_acquire_gpu(word) != value; ++look) {
-                failed = look % 1024 == 0 && waiter.held() != 0;
-            }
-        }
+        const bool failed =
+            threadIdx.x == 0 && waiter.wait_here(wait::Phase::Dispatch, word, value) != 0;
         return !__syncthreads_or(failed);
     }
 
@@ -288,7 +284,8 @@ struct Dispatch {
                 const DispatchHeader header = headers[i];
                 shared.items[i] = header.items;
                 shared.pairs[i] = header.pairs;
-                elsewhere |= header.step != step || header.ordinal != p.ordinal;
+                elsewhere |= header.step != step || header.ordinal != p.ordinal ||
+                             header.transfer != TRANSFER_PUSH;
             }
             if (i < columns) {
                 const u32 source = i / geometry.slots;
@@ -298,7 +295,7 @@ struct Dispatch {
         }
         if (__syncthreads_or(failed) || (__syncthreads_or(elsewhere) &&
                                          !all_here(waiter, Phase::Dispatch, headers, geometry.world,
-                                                   step, p.ordinal))) {
+                                                   step, p.ordinal, TRANSFER_PUSH))) {
             return false;
         }
         if (threadIdx.x == THREADS - 1) {

@@ -156,28 +156,14 @@ class Waiter {
     // fault only where it has to wait.
     __device__ __forceinline__ u64 wait_flag(Phase phase, u32 culprit, const u64 *flag,
                                              u64 expected) const {
-        if (ptx::load_acquire_sys(flag) == expected) {
-            return 0;
-        }
-        u64 spent_ns = 0;
-        u64 last_ns = ptx::global_time_ns();
-        bool counted = true;
-        for (u32 look = 1;; ++look) {
-            if (look % LOOKS_BETWEEN_CONTROL == 0) {
-                if (const u64 fault_held = fault(phase)) {
-                    return fault_held;
-                }
-                if (expired(phase, last_ns, counted, spent_ns)) {
-                    return fail(FaultKind::Timeout, phase, culprit);
-                }
-            } else if (look % LOOKS_BETWEEN_POISON == 0 && poisoned()) {
-                return held();
-            }
-            pause(look);
-            if (ptx::load_acquire_sys(flag) == expected) {
-                return 0;
-            }
-        }
+        return wait_until(phase, culprit,
+                          [&] { return ptx::load_acquire_sys(flag) == expected; });
+    }
+
+    // The same for a word that other blocks of this device store to.
+    __device__ __forceinline__ u64 wait_here(Phase phase, const u32 *word, u32 expected) const {
+        return wait_until(phase, params_.rank,
+                          [&] { return ptx::load_acquire_gpu(word) == expected; });
     }
 
     // Waits for a word for which another thread of this rank waits too, by `wait`; whether it came. A
@@ -206,6 +192,33 @@ class Waiter {
     }
 
   private:
+    // Looks until `is_there`, which acquires, says so.
+    template <typename IsThere>
+    __device__ __forceinline__ u64 wait_until(Phase phase, u32 culprit, IsThere is_there) const {
+        if (is_there()) {
+            return 0;
+        }
+        u64 spent_ns = 0;
+        u64 last_ns = ptx::global_time_ns();
+        bool counted = true;
+        for (u32 look = 1;; ++look) {
+            if (look % LOOKS_BETWEEN_CONTROL == 0) {
+                if (const u64 fault_held = fault(phase)) {
+                    return fault_held;
+                }
+                if (expired(phase, last_ns, counted, spent_ns)) {
+                    return fail(FaultKind::Timeout, phase, culprit);
+                }
+            } else if (look % LOOKS_BETWEEN_POISON == 0 && poisoned()) {
+                return held();
+            }
+            pause(look);
+            if (is_there()) {
+                return 0;
+            }
+        }
+    }
+
     __device__ __forceinline__ ControlBlock *control() const {
         return at<ControlBlock>(params_.control);
     }

@@ -172,6 +172,7 @@ macro_rules! conformance_suite {
                 a_rank_missing_from_an_agreement_is_named,
                 a_rank_that_leaves_ends_an_agreement,
                 ranks_in_different_steps_find_out,
+                ranks_in_different_modes_find_out,
                 an_eager_step_without_room_is_given_up,
                 a_new_group_works_after_a_failed_one;
             setup:

@@ -78,7 +78,7 @@ impl<B: Backend> Lane<B> {
         tokens: u32,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
-        let shape = launch::push_combine(&inner.geometry, tokens, inner.blocks);
+        let shape = launch::push_combine(&inner.geometry, tokens, inner.push_blocks);
         let params = PushCombineParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),

@@ -176,7 +176,7 @@ impl<B: Backend> Lane<B> {
         let (most, word) = args.most_tokens();
         let (expert_counts, rank_counts) = self.scratch();
         let capacity = args.handle.rows().capacity_word();
-        let shape = launch::push_dispatch(&inner.geometry, most as u32, inner.blocks);
+        let shape = launch::push_dispatch(&inner.geometry, most as u32, inner.push_blocks);
         let params = PushDispatchParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),

@@ -46,6 +46,8 @@ pub(crate) struct Inner<B: Backend> {
     pub(crate) pushes: bool,
     /// The most blocks of a kernel that fills multiprocessors.
     pub(crate) blocks: u32,
+    /// The same for one that waits with all of them: those of all lanes are resident at once.
+    pub(crate) push_blocks: u32,
     steps: AtomicU32,
     id: u64,
 }
@@ -184,11 +186,14 @@ impl<B: Backend> TokenDispatcher<B> {
         // Nobody signals a lane before its owner has set its words.
         let ready = context.backend().synchronize(&stream);
         all_or_none(context.rendezvous(), "lanes", ready, deadline).map_err(ContextError::from)?;
-        let most = (share.multiprocessors / share.ranks).max(1);
+        let lanes_in_flight = config.lanes as u32;
+        // By what is the same on all ranks, so that all push or none.
         let pushes = geometry.push != 0
-            && most >= LEAST_SMS
+            && share.fewest_multiprocessors / share.ranks / lanes_in_flight >= LEAST_SMS
             && (share.ranks == 1 || config.transfer == Transfer::Push);
+        let most = (share.multiprocessors / share.ranks).max(1);
         let blocks = if config.sm_budget == 0 { most } else { config.sm_budget.min(most) };
+        let push_blocks = (blocks / lanes_in_flight).max(2);
         Ok(Self {
             inner: Arc::new(Inner {
                 context: context.clone(),
@@ -199,6 +204,7 @@ impl<B: Backend> TokenDispatcher<B> {
                 lanes,
                 pushes,
                 blocks,
+                push_blocks,
                 steps: AtomicU32::new(0),
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             }),
@@ -419,6 +425,8 @@ impl<B: Backend> TokenDispatcher<B> {
 struct DeviceShare {
     /// Multiprocessors of the device.
     multiprocessors: u32,
+    /// Those of the device that has the fewest.
+    fewest_multiprocessors: u32,
     /// Ranks that use it: the most that use any device, so that all ranks come to the same conclusions.
     ranks: u32,
 }
@@ -427,14 +435,21 @@ struct DeviceShare {
 fn device_share<B: Backend>(context: &EpContext<B>) -> Result<DeviceShare, DispatchError> {
     let processors = context.backend().processors();
     let deadline = context.deadlines().of(Phase::Setup);
-    let devices = context
-        .rendezvous()
-        .all_gather("devices", &processors.device, deadline)
-        .map_err(ContextError::from)?;
-    let same = |device: &Vec<u8>| devices.iter().filter(|other| *other == device).count() as u32;
+    let multiprocessors = processors.multiprocessors;
+    let own = [&multiprocessors.to_le_bytes()[..], &processors.device].concat();
+    let gathered =
+        context.rendezvous().all_gather("devices", &own, deadline).map_err(ContextError::from)?;
+    let devices: Vec<(u32, &[u8])> = gathered
+        .iter()
+        .filter_map(|told| told.split_first_chunk::<4>())
+        .map(|(count, device)| (u32::from_le_bytes(*count), device))
+        .collect();
+    let sharing = |device: &[u8]| devices.iter().filter(|(_, other)| *other == device).count();
     // A device without a name is nobody else's.
-    let ranks = devices.iter().filter(|device| !device.is_empty()).map(same).max().unwrap_or(1);
-    Ok(DeviceShare { multiprocessors: processors.multiprocessors, ranks })
+    let named = devices.iter().filter(|(_, device)| !device.is_empty());
+    let ranks = named.map(|(_, device)| sharing(device) as u32).max().unwrap_or(1);
+    let fewest = devices.iter().map(|(count, _)| *count).min().unwrap_or(multiprocessors);
+    Ok(DeviceShare { multiprocessors, fewest_multiprocessors: fewest, ranks })
 }
 
 impl<B: Backend> SharedMemory<B> {

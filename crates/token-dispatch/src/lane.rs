@@ -56,7 +56,11 @@ impl<B: Backend> LaneMemory<B> {
                     bytes => Some(context.allocate("block counts", bytes)?),
                 },
             };
-            let state = LaneState { epoch: config.first_epoch, ..bytemuck::Zeroable::zeroed() };
+            let state = LaneState {
+                epoch: config.first_epoch,
+                placed: config.first_epoch,
+                ..bytemuck::Zeroable::zeroed()
+            };
             let words = vec![config.first_epoch; world];
             // SAFETY: this rank has just allocated all of it, and peers signal only after the round
             // that ends the set-up of a dispatcher. The two groups of words lie in its own block.

@@ -263,6 +263,27 @@ pub fn ranks_in_different_steps_find_out<T: TestBackend>() {
     assert_eq!(kinds, [true; 2]);
 }
 
+/// Ranks of which one pushes and one pulls find out, before a row is taken from where none was put. Where
+/// every mode pulls, modes may differ.
+pub fn ranks_in_different_modes_find_out<T: TestBackend>() {
+    let case = Case::new(2);
+    let kinds = T::on_ranks(2, |env| {
+        let rig = Rig::<T>::with(env, &with(&case, short()), &case);
+        if !rig.group.dispatcher().pushes() {
+            return true;
+        }
+        rig.write(0);
+        let eager = StepMode::Eager { max_rows: u32::MAX };
+        let mode = if rig.rank() == 0 { StepMode::Static } else { eager };
+        let fault = match rig.launch(StepOptions::new().mode(mode)) {
+            Ok(number) => fault_of(&rig, number),
+            Err(_) => rig.group.context().fault().expect("the group has failed"),
+        };
+        fault.kind == FaultKind::OutOfStep
+    });
+    assert_eq!(kinds, [true; 2]);
+}
+
 /// An eager step that may not, or cannot, grow ends the group: that rank says how many rows it needs,
 /// its peers are told who gave up, and nobody waits for a deadline.
 pub fn an_eager_step_without_room_is_given_up<T: TestBackend>() {

@@ -6,7 +6,7 @@ use graph_ep_kernels::dispatch as device;
 
 use super::memory::{LaneBlocks, StepView, load, set_condition, store, table, table_mut};
 use super::source;
-use crate::params::{CountParams, DispatchHeader, LaneState, WindowState};
+use crate::params::{CountParams, DispatchHeader, LaneState, TRANSFER_PULL, WindowState};
 
 /// Acquires the signal of every rank, adds up what each has for this one, and folds the rows that
 /// all of it requires into the counters of the step.
@@ -37,12 +37,12 @@ impl Kernel for Count {
             return;
         }
         // SAFETY: see above.
-        unsafe { take_stock(p, &blocks, &waiter, step) };
+        unsafe { take_stock(p, &blocks, &waiter, step, TRANSFER_PULL) };
     }
 }
 
 /// Adds up what every rank has for this one and folds what that requires into the counters of the step;
-/// whether all ranks are where this one is.
+/// whether all ranks are where this one is, with rows that travel as `transfer` says.
 ///
 /// # Safety
 ///
@@ -52,6 +52,7 @@ pub(super) unsafe fn take_stock(
     blocks: &LaneBlocks<'_>,
     waiter: &HostWaiter,
     step: StepView,
+    transfer: u32,
 ) -> bool {
     let g = &p.geometry;
     let (world, slots) = (g.world as usize, g.slots as usize);
@@ -67,8 +68,8 @@ pub(super) unsafe fn take_stock(
             table_mut::<i32>(p.handle.tokens_per_expert, g.local_experts as usize),
         )
     };
-    let here = (step.step(), p.ordinal);
-    if let Some(source) = headers.iter().position(|h| (h.step, h.ordinal) != here) {
+    let here = (step.step(), p.ordinal, transfer);
+    if let Some(source) = headers.iter().position(|h| (h.step, h.ordinal, h.transfer) != here) {
         waiter.fail(Fault {
             phase: Phase::Dispatch,
             culprit: Rank::from_index(source),

@@ -67,7 +67,7 @@ impl Kernel for PushDispatch {
             send(p, &blocks, &waiter, step, given as usize, (epoch, turn));
             let words = blocks.own(g.lane.dispatch_words);
             if waiter.wait_all(Phase::Dispatch, words, epoch).is_err()
-                || !take_stock(&counting(p), &blocks, &waiter, step)
+                || !take_stock(&counting(p), &blocks, &waiter, step, TRANSFER_PUSH)
             {
                 return;
             }
