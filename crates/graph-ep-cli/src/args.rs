@@ -14,6 +14,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 
 pub use check::ArgsError;
 pub(crate) use check::check_outputs;
+pub(crate) use choice::display_as_value_name;
 pub use choice::{BackendChoice, Dtype, GraphChoice, GrowthChoice, Mode, TransferChoice};
 pub use number::NumberError;
 

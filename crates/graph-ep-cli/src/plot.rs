@@ -161,4 +161,4 @@ fn heading<DB: DrawingBackend>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

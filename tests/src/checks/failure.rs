@@ -270,7 +270,7 @@ pub fn ranks_in_different_modes_find_out<T: TestBackend>() {
     let kinds = T::on_ranks(2, |env| {
         let rig = Rig::<T>::with(env, &with(&case, short()), &case);
         if !rig.group.dispatcher().pushes() {
-            return true;
+            return None;
         }
         rig.write(0);
         let eager = StepMode::Eager { max_rows: u32::MAX };
@@ -279,9 +279,13 @@ pub fn ranks_in_different_modes_find_out<T: TestBackend>() {
             Ok(number) => fault_of(&rig, number),
             Err(_) => rig.group.context().fault().expect("the group has failed"),
         };
-        fault.kind == FaultKind::OutOfStep
+        Some(fault.kind == FaultKind::OutOfStep)
     });
-    assert_eq!(kinds, [true; 2]);
+    if kinds == [None; 2] {
+        say_skipped("ranks_in_different_modes_find_out", "every mode pulls here");
+        return;
+    }
+    assert_eq!(kinds, [Some(true); 2]);
 }
 
 /// An eager step that may not, or cannot, grow ends the group: that rank says how many rows it needs,

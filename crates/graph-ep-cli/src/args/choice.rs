@@ -1,15 +1,13 @@
 //! Arguments that are one of a few words.
 
-use std::fmt;
-
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Prints the word by which the command line and the report know a value.
+/// Prints the word by which the command line and a report know a value.
 macro_rules! display_as_value_name {
     ($($name:ty),*) => {$(
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 match self.to_possible_value() {
                     Some(value) => f.pad(value.get_name()),
                     None => Ok(()),
@@ -18,6 +16,8 @@ macro_rules! display_as_value_name {
         }
     )*};
 }
+
+pub(crate) use display_as_value_name;
 
 display_as_value_name!(BackendChoice, Mode, GraphChoice, GrowthChoice, Dtype, TransferChoice);
 
@@ -107,7 +107,7 @@ mod tests {
     /// The report repeats the words of the command line.
     #[test]
     fn words_are_the_same_on_the_command_line_and_in_the_report() {
-        fn check<T: ValueEnum + fmt::Display + Serialize>() {
+        fn check<T: ValueEnum + std::fmt::Display + Serialize>() {
             for value in T::value_variants() {
                 let json = serde_json::to_value(value).unwrap();
                 assert_eq!(json, value.to_string());

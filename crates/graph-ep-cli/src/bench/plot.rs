@@ -9,7 +9,6 @@ mod mark;
 mod panel;
 mod series;
 
-use std::io;
 use std::path::Path;
 
 use plotters::coord::Shift;
@@ -17,7 +16,8 @@ use plotters::prelude::*;
 
 use super::report::Report;
 use super::report::shape::Shapes;
-use crate::output::{OutputError, write_whole};
+use crate::output::write_whole;
+pub use crate::plot::PlotError;
 use mark::Mark;
 use series::Row;
 
@@ -27,18 +27,6 @@ const HEAD: u32 = 96;
 const PANEL: u32 = 320;
 const LINE: u32 = 20;
 const MARGIN: i32 = 24;
-
-/// Why there is no plot.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlotError {
-    /// It could not be drawn.
-    #[error("the plot cannot be drawn")]
-    Draw(#[from] DrawingAreaErrorKind<io::Error>),
-    /// It could not be written.
-    #[error(transparent)]
-    Output(#[from] OutputError),
-}
 
 /// Draws `report` and writes the SVG to `path`, whole or not at all.
 ///

@@ -5,12 +5,12 @@ use crate::report::tests::{built_in_sample, sample};
 use crate::workload::{Workload, WorkloadConfig};
 
 /// Occurrences of an element in the SVG.
-fn count(svg: &str, tag: &str) -> usize {
+pub(crate) fn count(svg: &str, tag: &str) -> usize {
     svg.matches(&format!("<{tag} ")).count()
 }
 
 /// Every tag that is opened is closed, in order.
-fn assert_well_formed(svg: &str) {
+pub(crate) fn assert_well_formed(svg: &str) {
     let mut open = Vec::new();
     for tag in svg.split('<').skip(1) {
         let tag = tag.split_once('>').expect("a tag ends").0;

@@ -5,7 +5,7 @@
 //! the order of every sum are the same.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
+use ep_context::{Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
 use super::count::take_stock;
@@ -13,7 +13,7 @@ use super::fold::fold;
 use super::gather::receive;
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
 use super::received::{pair_width, pushed_lists};
-use super::route::{Lists, announce, at, build_lists, entry};
+use super::route::{Lists, announce, at, build_lists, entry, given_tokens};
 use super::window::advance;
 use super::{reduce, reduce_push, source};
 use crate::geometry::Geometry;
@@ -42,19 +42,9 @@ impl Kernel for PushDispatch {
         if waiter.fault(Phase::Dispatch).is_some() {
             return;
         }
-        let given = match p.num_tokens_word {
-            0 => p.num_tokens,
-            // SAFETY: see above.
-            word => unsafe { load::<u32>(word) },
-        };
-        if given > p.num_tokens {
-            waiter.fail(Fault {
-                phase: Phase::Dispatch,
-                culprit: Rank(g.rank),
-                kind: FaultKind::TooManyTokens,
-            });
-            return;
-        }
+        let route = routing(p);
+        // SAFETY: see above.
+        let Some(given) = (unsafe { given_tokens(&route, &waiter) }) else { return };
         // SAFETY: see above; the lane's state is touched only by operations of its own stream.
         let (blocks, step, epoch, turn) = unsafe {
             let lane: &mut LaneState = &mut table_mut(p.lane.state, 1)[0];
@@ -64,7 +54,7 @@ impl Kernel for PushDispatch {
         };
         // SAFETY: see above.
         unsafe {
-            send(p, &blocks, &waiter, step, given as usize, (epoch, turn));
+            send(p, &route, &blocks, &waiter, step, given as usize, (epoch, turn));
             let words = blocks.own(g.lane.dispatch_words);
             if waiter.wait_all(Phase::Dispatch, words, epoch).is_err()
                 || !take_stock(&counting(p), &blocks, &waiter, step, TRANSFER_PUSH)
@@ -95,6 +85,7 @@ impl Kernel for PushDispatch {
 /// As for the kernel.
 unsafe fn send(
     p: &PushDispatchParams,
+    route: &RouteParams,
     blocks: &LaneBlocks<'_>,
     waiter: &HostWaiter,
     step: StepView,
@@ -102,7 +93,6 @@ unsafe fn send(
     (epoch, turn): (u32, u64),
 ) {
     let g = &p.geometry;
-    let route = routing(p);
     step.note_dispatch(p.ordinal);
     // SAFETY: this function's contract; the tables do not overlap.
     unsafe {
@@ -113,12 +103,12 @@ unsafe fn send(
             table_mut::<u32>(p.rank_counts, 2 * g.world as usize).fill(0);
             table_mut::<u32>(p.expert_counts, (g.world * g.slots) as usize).fill(0);
         } else {
-            build_lists(&route, step, tokens, PeerLists { geometry: g, blocks });
+            build_lists(route, step, tokens, PeerLists { geometry: g, blocks });
             for token in 0..tokens {
                 send_row(p, blocks, waiter, token, turn);
             }
         }
-        announce(&route, blocks, waiter, epoch, |[items, pairs], _| DispatchHeader {
+        announce(route, blocks, waiter, epoch, |[items, pairs], _| DispatchHeader {
             step: step.step(),
             ordinal: p.ordinal,
             items,

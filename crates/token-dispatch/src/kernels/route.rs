@@ -46,19 +46,8 @@ impl Kernel for Route {
         if waiter.fault(Phase::Dispatch).is_some() {
             return;
         }
-        let given = match p.num_tokens_word {
-            0 => p.num_tokens,
-            // SAFETY: see above.
-            word => unsafe { load::<u32>(word) },
-        };
-        if given > p.num_tokens {
-            waiter.fail(Fault {
-                phase: Phase::Dispatch,
-                culprit: Rank(g.rank),
-                kind: FaultKind::TooManyTokens,
-            });
-            return;
-        }
+        // SAFETY: see above.
+        let Some(given) = (unsafe { given_tokens(p, &waiter) }) else { return };
         // SAFETY: see above.
         let (blocks, step) = unsafe { (LaneBlocks::new(&p.lane, g), StepView::new(p.state)) };
         // SAFETY: the lane's state is touched only by operations of its own stream.
@@ -95,6 +84,28 @@ impl Kernel for Route {
             });
         }
     }
+}
+
+/// How many tokens the dispatch sends; `None`, and a fault of this rank, if they are more than it may.
+///
+/// # Safety
+///
+/// The word that holds their number, if there is one, may be read.
+pub(super) unsafe fn given_tokens(p: &RouteParams, waiter: &HostWaiter) -> Option<u32> {
+    let given = match p.num_tokens_word {
+        0 => p.num_tokens,
+        // SAFETY: this function's contract.
+        word => unsafe { load::<u32>(word) },
+    };
+    if given <= p.num_tokens {
+        return Some(given);
+    }
+    waiter.fail(Fault {
+        phase: Phase::Dispatch,
+        culprit: Rank(p.geometry.rank),
+        kind: FaultKind::TooManyTokens,
+    });
+    None
 }
 
 /// The valid choices of a token, by destination and slot, and how many were not: outside the model,

@@ -3,25 +3,7 @@
 use super::super::report::tests::{case, entry, sample};
 use super::super::report::{Case, Op};
 use super::*;
-
-/// Occurrences of an element in the SVG.
-fn count(svg: &str, tag: &str) -> usize {
-    svg.matches(&format!("<{tag} ")).count()
-}
-
-/// Every tag that is opened is closed, in order.
-fn assert_well_formed(svg: &str) {
-    let mut open = Vec::new();
-    for tag in svg.split('<').skip(1) {
-        let tag = tag.split_once('>').expect("a tag ends").0;
-        if let Some(name) = tag.strip_prefix('/') {
-            assert_eq!(open.pop(), Some(name));
-        } else if !tag.ends_with('/') {
-            open.push(tag.split_whitespace().next().unwrap());
-        }
-    }
-    assert!(open.is_empty());
-}
+use crate::plot::tests::{assert_well_formed, count};
 
 #[test]
 fn each_operation_has_its_panels_and_each_result_its_marks() {

@@ -1,23 +1,9 @@
 //! Fields of a report that are one of a few words, the same on the command line.
 
-use std::fmt;
-
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Prints the word by which the command line and the report know a value.
-macro_rules! display_as_value_name {
-    ($($name:ty),*) => {$(
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self.to_possible_value() {
-                    Some(value) => f.pad(value.get_name()),
-                    None => Ok(()),
-                }
-            }
-        }
-    )*};
-}
+use crate::args::display_as_value_name;
 
 display_as_value_name!(Op, By, LayoutChoice, Dtype, LimitKind);
 
@@ -137,7 +123,7 @@ mod tests {
 
     #[test]
     fn words_are_the_same_on_the_command_line_and_in_the_report() {
-        fn check<T: ValueEnum + fmt::Display + Serialize>() {
+        fn check<T: ValueEnum + std::fmt::Display + Serialize>() {
             for value in T::value_variants() {
                 let json = serde_json::to_value(value).unwrap();
                 assert_eq!(json, value.to_string());
