@@ -33,6 +33,20 @@ pub const ROWS: Text = ("rows.cuh", include_str!("rows.cuh"));
 pub const ACCOUNT: Text = ("account.cuh", include_str!("account.cuh"));
 /// The next window of a dispatch.
 pub const WINDOW: Text = ("window.cuh", include_str!("window.cuh"));
+/// Rows on their way into shared memory.
+pub const FEED: Text = ("feed.cuh", include_str!("feed.cuh"));
+/// What a warp of a pushed combine adds up.
+pub const COMBINE_UNITS: Text = ("combine_units.cuh", include_str!("combine_units.cuh"));
+/// What all parts of a pushed dispatch have in common.
+pub const PUSH_CONTEXT: Text = ("push_context.cuh", include_str!("push_context.cuh"));
+/// Which ranks get which tokens.
+pub const PUSH_LISTS: Text = ("push_lists.cuh", include_str!("push_lists.cuh"));
+/// Tokens to the ranks of their experts.
+pub const PUSH_SEND: Text = ("push_send.cuh", include_str!("push_send.cuh"));
+/// Where rows belong.
+pub const PUSH_PLACES: Text = ("push_places.cuh", include_str!("push_places.cuh"));
+/// Rows to where they belong.
+pub const PUSH_RECEIVE: Text = ("push_receive.cuh", include_str!("push_receive.cuh"));
 /// Rows that are pushed, with a flag behind each piece.
 pub const PUSH: Text = ("push.cuh", include_str!("push.cuh"));
 /// The items of a window.
@@ -46,8 +60,30 @@ pub const FOLD: Text = ("fold.cuh", include_str!("fold.cuh"));
 
 /// Every header, for a kernel that need not choose.
 pub const HEADERS: &[Text] = &[
-    TYPES, PTX, WAIT, LOOP, STRUCTS, PARAMS, LANE, SCAN, DTYPE, ROWS, ITEMS, LISTS, STAGE, FOLD,
-    ACCOUNT, WINDOW, PUSH,
+    TYPES,
+    PTX,
+    WAIT,
+    LOOP,
+    STRUCTS,
+    PARAMS,
+    LANE,
+    SCAN,
+    DTYPE,
+    ROWS,
+    FEED,
+    ITEMS,
+    LISTS,
+    STAGE,
+    FOLD,
+    ACCOUNT,
+    WINDOW,
+    PUSH,
+    PUSH_CONTEXT,
+    PUSH_LISTS,
+    PUSH_SEND,
+    PUSH_PLACES,
+    PUSH_RECEIVE,
+    COMBINE_UNITS,
 ];
 
 /// Kernels of the tests of the CUDA backend.

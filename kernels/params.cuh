@@ -60,7 +60,7 @@ struct RouteParams {
     u32 ordinal;
     u32 dependent;
 };
-SAME_LAYOUT(RouteParams, 472, dependent, 468);
+SAME_LAYOUT(RouteParams, 480, dependent, 476);
 
 // Both halves of a dispatch that pushes.
 struct PushDispatchParams {
@@ -94,7 +94,7 @@ struct PushDispatchParams {
     u32 listers;
     u32 senders;
 };
-SAME_LAYOUT(PushDispatchParams, 544, senders, 540);
+SAME_LAYOUT(PushDispatchParams, 552, senders, 548);
 
 // Both halves of a combine after such a dispatch.
 struct PushCombineParams {
@@ -111,7 +111,7 @@ struct PushCombineParams {
     u32 senders;
     u32 reserved;
 };
-SAME_LAYOUT(PushCombineParams, 432, reserved, 428);
+SAME_LAYOUT(PushCombineParams, 440, reserved, 436);
 
 struct CountParams {
     Geometry geometry;
@@ -129,7 +129,7 @@ struct CountParams {
     u32 reserved;
     u64 condition;
 };
-SAME_LAYOUT(CountParams, 440, condition, 432);
+SAME_LAYOUT(CountParams, 448, condition, 440);
 
 struct WindowParams {
     Geometry geometry;
@@ -142,7 +142,7 @@ struct WindowParams {
     u32 last;
     u64 condition;
 };
-SAME_LAYOUT(WindowParams, 416, condition, 408);
+SAME_LAYOUT(WindowParams, 424, condition, 416);
 
 struct GatherParams {
     Geometry geometry;
@@ -152,7 +152,7 @@ struct GatherParams {
     u64 rows;
     u64 scales;
 };
-SAME_LAYOUT(GatherParams, 400, scales, 392);
+SAME_LAYOUT(GatherParams, 408, scales, 400);
 
 struct ReducePushParams {
     Geometry geometry;
@@ -166,7 +166,7 @@ struct ReducePushParams {
     u32 release;
     u32 weighted;
 };
-SAME_LAYOUT(ReducePushParams, 416, weighted, 412);
+SAME_LAYOUT(ReducePushParams, 424, weighted, 420);
 
 struct FoldParams {
     Geometry geometry;
@@ -177,7 +177,7 @@ struct FoldParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(FoldParams, 296, reserved, 292);
+SAME_LAYOUT(FoldParams, 304, reserved, 300);
 
 struct ReduceParams {
     Geometry geometry;
@@ -187,7 +187,7 @@ struct ReduceParams {
     u64 output;
     u64 weight_grads;
 };
-SAME_LAYOUT(ReduceParams, 400, weight_grads, 392);
+SAME_LAYOUT(ReduceParams, 408, weight_grads, 400);
 
 struct RestageParams {
     Geometry geometry;
@@ -199,7 +199,7 @@ struct RestageParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(RestageParams, 408, reserved, 404);
+SAME_LAYOUT(RestageParams, 416, reserved, 412);
 
 struct AcquireParams {
     Geometry geometry;
@@ -209,7 +209,7 @@ struct AcquireParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcquireParams, 288, reserved, 284);
+SAME_LAYOUT(AcquireParams, 296, reserved, 292);
 
 struct RegatherParams {
     Geometry geometry;
@@ -219,7 +219,7 @@ struct RegatherParams {
     u64 rows;
     u64 expert_rows;
 };
-SAME_LAYOUT(RegatherParams, 400, expert_rows, 392);
+SAME_LAYOUT(RegatherParams, 408, expert_rows, 400);
 
 struct PushWeightGradsParams {
     Geometry geometry;
@@ -228,7 +228,7 @@ struct PushWeightGradsParams {
     HandleParams handle;
     u64 row_grads;
 };
-SAME_LAYOUT(PushWeightGradsParams, 392, row_grads, 384);
+SAME_LAYOUT(PushWeightGradsParams, 400, row_grads, 392);
 
 struct AcknowledgeParams {
     Geometry geometry;
@@ -239,7 +239,7 @@ struct AcknowledgeParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcknowledgeParams, 296, reserved, 292);
+SAME_LAYOUT(AcknowledgeParams, 304, reserved, 300);
 
 struct StepEndParams {
     wait::WaitParams wait;

@@ -34,6 +34,12 @@ __device__ __forceinline__ u64 load_acquire_sys(const u64 *word) {
 }
 
 // Atomic, but orders nothing.
+__device__ __forceinline__ u32 load_relaxed_gpu(const u32 *word) {
+    u32 value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
 __device__ __forceinline__ u32 load_relaxed_sys(const u32 *word) {
     u32 value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -129,9 +135,34 @@ __device__ __forceinline__ Quad load_once(const Quad *from) {
     return quad;
 }
 
+// Sixteen bytes into shared memory, past the registers and the L1 cache. They are there for the thread that
+// asked once it has waited.
+__device__ __forceinline__ void copy_async(Quad *to, const Quad *from) {
+    const u32 shared = static_cast<u32>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+}
+
+// Makes one group of the copies that this thread asked for since the last.
+__device__ __forceinline__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most the last GROUPS groups are on their way.
+template <u32 GROUPS>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
 // One access; the compiler would split a plain assignment.
 __device__ __forceinline__ void store_quad(Quad *to, const Quad &quad) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(quad.word[0]),
+                 "r"(quad.word[1]), "r"(quad.word[2]), "r"(quad.word[3])
+                 : "memory");
+}
+
+// The same for bytes that nobody reads soon, so that they do not drive out of L2 what is read next.
+__device__ __forceinline__ void store_streaming(Quad *to, const Quad &quad) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(quad.word[0]),
                  "r"(quad.word[1]), "r"(quad.word[2]), "r"(quad.word[3])
                  : "memory");
 }

@@ -86,13 +86,18 @@ class Tile {
         }
     }
 
+    template <bool STREAMING = false>
     __device__ __forceinline__ void store(const Targets &to) const {
         for (u32 left = to.lanes; left != 0; left &= left - 1) {
             Quad *row = at<Quad>(__shfl_sync(WHOLE, to.row, __ffs(left) - 1));
 #pragma unroll
             for (u32 i = 0; i < DEPTH; ++i) {
                 if (first_ + i * WARP < end_) {
-                    ptx::store_quad(row + first_ + i * WARP, quad_[i]);
+                    if (STREAMING) {
+                        ptx::store_streaming(row + first_ + i * WARP, quad_[i]);
+                    } else {
+                        ptx::store_quad(row + first_ + i * WARP, quad_[i]);
+                    }
                 }
             }
         }
@@ -104,8 +109,9 @@ class Tile {
     Quad quad_[DEPTH];
 };
 
-// Copies a piece of a row to several. Its first part is on its way before `find` says where to.
-template <u32 DEPTH, typename Find>
+// Copies a piece of a row to several. Its first part is on its way before `find` says where to. STREAMING: to
+// rows that nobody reads soon.
+template <u32 DEPTH, bool STREAMING = false, typename Find>
 __device__ __forceinline__ bool move(u64 from, const Piece &piece, Find find) {
     const Quad *row = at<const Quad>(from);
     const Tile<DEPTH> tile(row, piece.begin, piece);
@@ -113,9 +119,9 @@ __device__ __forceinline__ bool move(u64 from, const Piece &piece, Find find) {
     if (to.lanes == 0) {
         return false;
     }
-    tile.store(to);
+    tile.template store<STREAMING>(to);
     for (u32 begin = piece.begin + DEPTH * WARP; begin < piece.end; begin += DEPTH * WARP) {
-        Tile<DEPTH>(row, begin, piece).store(to);
+        Tile<DEPTH>(row, begin, piece).template store<STREAMING>(to);
     }
     return true;
 }

@@ -141,6 +141,18 @@ class Sum {
         }
     }
 
+    // Adds the same piece of a row that is at hand.
+    __device__ __forceinline__ void add(const Quad (&quads)[DEPTH], float weight, bool weighted) {
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; ++i) {
+            if (weighted) {
+                dtype::add_weighted(sum_[i], weight, quads[i]);
+            } else {
+                dtype::add(sum_[i], quads[i]);
+            }
+        }
+    }
+
     // Adds rows of `table`, in the order of the lanes in `lanes` (the same in every lane), each of
     // which names one of them and its weight.
     __device__ __forceinline__ void add(u64 table, u32 row, float weight, bool weighted, u32 lanes) {

@@ -21,6 +21,7 @@ struct LaneLayout {
     u64 dispatch_headers;
     u64 combine_headers;
     u64 counts;
+    u64 tallies;
     u64 items;
     u64 pairs;
     u64 staging;
@@ -35,7 +36,7 @@ struct LaneLayout {
     u64 pushed_scales;
     u64 bytes;
 };
-SAME_LAYOUT(LaneLayout, 144, bytes, 136);
+SAME_LAYOUT(LaneLayout, 152, bytes, 144);
 
 // The sizes that every kernel works with.
 struct Geometry {
@@ -63,7 +64,7 @@ struct Geometry {
     u32 sum_pieces;
     LaneLayout lane;
 };
-SAME_LAYOUT(Geometry, 232, lane, 88);
+SAME_LAYOUT(Geometry, 240, lane, 88);
 
 // What a sender tells each rank in a dispatch.
 struct alignas(16) DispatchHeader {

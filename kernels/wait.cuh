@@ -166,33 +166,7 @@ class Waiter {
                           [&] { return ptx::load_acquire_gpu(word) == expected; });
     }
 
-    // Waits for a word for which another thread of this rank waits too, by `wait`; whether it came. A
-    // fault that ends the other's wait ends this one.
-    __device__ __forceinline__ bool follow(const u32 *word, u32 expected) const {
-        for (u32 look = 1; ptx::load_acquire_sys(word) != expected; ++look) {
-            if (look % LOOKS_BETWEEN_POISON == 0 && poisoned()) {
-                return false;
-            }
-            pause(look);
-        }
-        return true;
-    }
-
-    // Stores `value` to a word in memory of a peer, or of this rank. Whoever finds it by a wait sees
-    // all that this thread wrote or observed before; a block that signals for its other threads, or
-    // for other blocks, has synchronised with them first.
-    __device__ __forceinline__ void signal(u32 *word, u32 value) const {
-        ptx::store_release_sys(word, value);
-    }
-
-    // Makes a fault that of this rank and of every peer that has none. Returns the fault that this
-    // rank holds from now on, which is an earlier one if there was one.
-    __device__ __forceinline__ u64 fail(FaultKind kind, Phase phase, u32 culprit) const {
-        return spread(params_, fault_word(kind, phase, culprit));
-    }
-
-  private:
-    // Looks until `is_there`, which acquires, says so.
+    // Looks until `is_there` says so. Returns zero, or the fault that ended the wait.
     template <typename IsThere>
     __device__ __forceinline__ u64 wait_until(Phase phase, u32 culprit, IsThere is_there) const {
         if (is_there()) {
@@ -219,6 +193,33 @@ class Waiter {
         }
     }
 
+    // Looks until `is_there` says so, for what comes together with something for which another thread of
+    // this rank waits; whether it came. A fault that ends the other's wait ends this one.
+    template <typename IsThere>
+    __device__ __forceinline__ bool follow_until(IsThere is_there) const {
+        for (u32 look = 1; !is_there(); ++look) {
+            if (look % LOOKS_BETWEEN_POISON == 0 && poisoned()) {
+                return false;
+            }
+            pause(look);
+        }
+        return true;
+    }
+
+    // Stores `value` to a word in memory of a peer, or of this rank. Whoever finds it by a wait sees
+    // all that this thread wrote or observed before; a block that signals for its other threads, or
+    // for other blocks, has synchronised with them first.
+    __device__ __forceinline__ void signal(u32 *word, u32 value) const {
+        ptx::store_release_sys(word, value);
+    }
+
+    // Makes a fault that of this rank and of every peer that has none. Returns the fault that this
+    // rank holds from now on, which is an earlier one if there was one.
+    __device__ __forceinline__ u64 fail(FaultKind kind, Phase phase, u32 culprit) const {
+        return spread(params_, fault_word(kind, phase, culprit));
+    }
+
+  private:
     __device__ __forceinline__ ControlBlock *control() const {
         return at<ControlBlock>(params_.control);
     }

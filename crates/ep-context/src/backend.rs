@@ -264,6 +264,8 @@ pub struct Processors {
     pub device: Vec<u8>,
     /// How many blocks can have a processor of their own.
     pub multiprocessors: u32,
+    /// The most bytes of shared memory that a block can have, its own variables included.
+    pub shared_bytes_per_block: u32,
 }
 
 /// Memory with a device address.

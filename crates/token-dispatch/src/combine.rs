@@ -78,7 +78,8 @@ impl<B: Backend> Lane<B> {
         tokens: u32,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
-        let shape = launch::push_combine(&inner.geometry, tokens, inner.push_blocks);
+        let most_shared = inner.shared_bytes_per_block;
+        let shape = launch::push_combine(&inner.geometry, tokens, inner.push_blocks, most_shared);
         let params = PushCombineParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),

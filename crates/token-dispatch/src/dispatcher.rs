@@ -48,6 +48,8 @@ pub(crate) struct Inner<B: Backend> {
     pub(crate) blocks: u32,
     /// The same for one that waits with all of them: those of all lanes are resident at once.
     pub(crate) push_blocks: u32,
+    /// The most shared memory of a block, in bytes.
+    pub(crate) shared_bytes_per_block: u32,
     steps: AtomicU32,
     id: u64,
 }
@@ -193,7 +195,7 @@ impl<B: Backend> TokenDispatcher<B> {
             && (share.ranks == 1 || config.transfer == Transfer::Push);
         let most = (share.multiprocessors / share.ranks).max(1);
         let blocks = if config.sm_budget == 0 { most } else { config.sm_budget.min(most) };
-        let push_blocks = (blocks / lanes_in_flight).max(2);
+        let push_blocks = (blocks / lanes_in_flight).max(launch::LEAST_BLOCKS);
         Ok(Self {
             inner: Arc::new(Inner {
                 context: context.clone(),
@@ -205,6 +207,7 @@ impl<B: Backend> TokenDispatcher<B> {
                 pushes,
                 blocks,
                 push_blocks,
+                shared_bytes_per_block: context.backend().processors().shared_bytes_per_block,
                 steps: AtomicU32::new(0),
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             }),

@@ -19,6 +19,7 @@
 //!
 //! | region | element | count | written by |
 //! |---|---|---|---|
+//! | tallies | u64 | ranks × (expert slots + 2) | the peer of that index; by devices only |
 //! | pushed items | [`Item`] | ranks × tokens | the peer of that index |
 //! | pushed pairs | [`Pair`] | ranks × tokens × pair width | the peer of that index |
 //! | arrived | u64 | ranks × tokens × pieces of a row | the peer of that index |
@@ -100,6 +101,8 @@ pub struct LaneLayout {
     pub combine_headers: u64,
     /// Pairs that each peer sends to each expert slot of this rank.
     pub counts: u64,
+    /// Where rows are pushed: what each peer has for this rank, known before its lists.
+    pub tallies: u64,
     /// Tokens for each destination, one destination after the other.
     pub items: u64,
     /// The experts of each item.
@@ -203,6 +206,7 @@ impl LaneLayout {
             dispatch_headers: region(size_of::<DispatchHeader>(), world),
             combine_headers: region(size_of::<CombineHeader>(), world),
             counts: region(size_of::<u32>(), world * slots),
+            tallies: region(size_of::<u64>(), if push { world * (slots + 2) } else { 0 }),
             items: region(size_of::<Item>(), tokens * fanout),
             pairs: region(size_of::<Pair>(), tokens * top_k),
             staging: region(config.row_bytes(), tokens),

@@ -34,11 +34,26 @@ const PUSH_THREADS: u32 = 512;
 const LISTED_TOKENS: u32 = 128;
 
 /// The most blocks that build lists. Each adds up what all of them counted.
-pub(crate) const MOST_LISTERS: u32 = 16;
+pub(crate) const MOST_LISTERS: u32 = 32;
 
 /// The most counts of a warp with which lists are built beside others: three warps and the totals have
 /// room.
 pub(crate) const MOST_PUSH_COLUMNS: usize = LIST_BYTES as usize / 4 / 4;
+
+/// The fewest blocks of a dispatch that pushes: one that builds lists, one that keeps the books, one that
+/// sends.
+pub(crate) const LEAST_BLOCKS: u32 = 3;
+
+/// Bytes of shared memory in which the blocks of a combine that pushes have rows on their way, where there
+/// are many rows; where there are few, as much as lists have, so that no multiprocessor has to divide its
+/// memory anew between dispatch and combine.
+const FEED_BYTES: u32 = 192 << 10;
+/// What the kernel has of its own besides.
+const STATIC_BYTES: u32 = 1 << 10;
+const SMALL_FEED_BYTES: u32 = LIST_BYTES as u32;
+
+/// Tokens from which on there are many.
+const MANY_TOKENS: u32 = 1024;
 
 /// Where the blocks of a kernel that pushes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +61,7 @@ pub(crate) struct PushShape {
     pub(crate) launch: LaunchShape,
     /// Blocks that build lists, from the first.
     pub(crate) listers: u32,
-    /// Blocks behind them that send before they receive.
+    /// Blocks behind these, and behind the one that keeps the books, that send before they receive.
     pub(crate) senders: u32,
 }
 
@@ -56,7 +71,7 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
     // The counts of each warp, and the totals.
     let columns = g.world * g.slots + 2 * g.world;
     let words = columns * (warps + 1).min(LIST_BYTES as u32 / 4 / columns);
-    let budget = budget.max(2);
+    let budget = budget.max(LEAST_BLOCKS);
     let listers = tokens.div_ceil(LISTED_TOKENS).clamp(1, MOST_LISTERS).min(budget.div_ceil(4));
     // As many blocks send as have a piece for every warp, where there are few of them; they receive
     // afterwards. Where there are many, a few blocks keep the links busy.
@@ -73,7 +88,7 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
     let padding = pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1);
     let blocks = (received + padding).div_ceil(warps.into()).min(budget.into()) as u32;
     // One more, which keeps the books.
-    let blocks = (blocks + 1).max(listers + senders + 1).min(budget).max(listers + senders);
+    let blocks = (blocks + 1).min(budget).max(listers + 1 + senders);
     PushShape {
         launch: LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes: words * 4 },
         listers,
@@ -81,8 +96,9 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
     }
 }
 
-/// A combine after such a dispatch.
-pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32) -> PushShape {
+/// A combine after such a dispatch, on a device whose blocks have at most `most_shared` bytes of shared
+/// memory.
+pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32, most_shared: u32) -> PushShape {
     let warps = PUSH_THREADS / WARP;
     let units = u64::from(tokens) * u64::from(g.world) * u64::from(g.sum_pieces);
     let blocks = units.div_ceil((warps / 2).into()).clamp(1, budget.max(1).into()) as u32;
@@ -93,7 +109,10 @@ pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32) -> PushShape 
         _ if pushed <= u64::from(blocks) * u64::from(warps) => blocks,
         _ => blocks.div_ceil(2),
     };
-    PushShape { launch: LaunchShape::new(blocks, PUSH_THREADS), listers: 0, senders }
+    let feed = if tokens > MANY_TOKENS { FEED_BYTES } else { SMALL_FEED_BYTES };
+    let shared_bytes = feed.min(most_shared.saturating_sub(STATIC_BYTES));
+    let launch = LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes };
+    PushShape { launch, listers: 0, senders }
 }
 
 /// One block whose threads each see to a rank: for kernels that wait, so that ranks which share a device
@@ -176,13 +195,14 @@ mod tests {
         for (ranks, tokens, budget) in [(1, 1, 4), (2, 128, 132), (2, 4096, 24), (8, 4096, 132)] {
             let g = geometry(256, ranks, tokens);
             let shape = push_dispatch(&g, tokens as u32, budget);
-            assert!(shape.listers + shape.senders <= shape.launch.blocks, "{shape:?}");
+            assert!(shape.listers + 1 + shape.senders <= shape.launch.blocks, "{shape:?}");
             assert!(shape.launch.blocks <= budget, "{shape:?}");
             assert_eq!(shape.senders == 0, ranks == 1, "{shape:?}");
             let columns = g.world * (g.slots + 2);
             assert!(shape.launch.shared_bytes >= 2 * 4 * columns, "a warp and the totals");
             assert!(u64::from(shape.launch.shared_bytes) <= LIST_BYTES);
-            let shape = push_combine(&g, tokens as u32, budget);
+            let shape = push_combine(&g, tokens as u32, budget, 100 << 10);
+            assert!(shape.launch.shared_bytes < 100 << 10, "{shape:?}");
             assert!(shape.senders <= shape.launch.blocks, "{shape:?}");
             assert!(shape.launch.blocks <= budget, "{shape:?}");
         }

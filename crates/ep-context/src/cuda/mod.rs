@@ -342,8 +342,10 @@ impl Backend for CudaBackend {
     }
 
     fn processors(&self) -> Processors {
-        let DeviceProperties { place, multiprocessors, .. } = *self.properties();
-        Processors { device: place.to_le_bytes().to_vec(), multiprocessors }
+        let DeviceProperties { place, multiprocessors, shared_bytes_per_block, .. } =
+            *self.properties();
+        let device = place.to_le_bytes().to_vec();
+        Processors { device, multiprocessors, shared_bytes_per_block }
     }
 
     fn blocking_calls(&self) -> u64 {

@@ -300,7 +300,7 @@ impl Backend for HostBackend {
 
     fn processors(&self) -> Processors {
         // An operation is one thread, whatever its grid.
-        Processors { device: Vec::new(), multiprocessors: 1 << 10 }
+        Processors { device: Vec::new(), multiprocessors: 1 << 10, shared_bytes_per_block: 1 << 16 }
     }
 
     fn blocking_calls(&self) -> u64 {

@@ -1,0 +1,216 @@
+// What a warp of a pushed combine adds up, piece by piece: partial sums for other ranks, then the sums of
+// its own rank's tokens.
+#pragma once
+
+#include "push.cuh"
+#include "rows.cuh"
+
+namespace combine {
+
+using scan::WARP;
+using scan::WHOLE;
+
+// What all units of a combine have in common.
+struct Context {
+    const PushCombineParams &p;
+    const wait::Waiter &waiter;
+    const Blocks &blocks;
+    u64 turn;
+    // Items that the window took, and tokens of this rank.
+    u32 end;
+    u32 tokens;
+    // For each rank, how many of this rank's items it processes; known once every header is there.
+    const u32 *prefix;
+
+    __device__ __forceinline__ const Geometry &g() const { return p.geometry; }
+    __device__ __forceinline__ LaneState *lane() const { return at<LaneState>(p.lane.state); }
+    __device__ __forceinline__ u32 quads() const { return g().sum_bytes / sizeof(Quad); }
+    __device__ __forceinline__ u64 landing(u32 rank) const {
+        return u64(blocks.of<u8>(rank, g().lane.landing));
+    }
+};
+
+// One piece of a sum and what is added up for it: rows of this rank's experts, one in each of the lanes
+// in `rows`, and landing slots, one in each of those in `landed`.
+struct Unit {
+    // Where the sum goes; null: there are no more units.
+    Quad *out;
+    u32 piece;
+    u32 begin;
+    u32 end;
+    // The lane's row and its weight.
+    u32 row;
+    float weight;
+    u32 rows;
+    u32 landed;
+    // Those landing slots that are added before the sum of the rows.
+    u32 below;
+    // The landing slot of lane 0.
+    u32 slot;
+    // The rank of the lane's landing slot.
+    u32 rank;
+
+    __device__ __forceinline__ void take_piece(const Context &c, u32 number) {
+        const push::Piece bounds = push::piece_of(c.quads(), number, c.g().sum_pieces);
+        piece = number;
+        begin = bounds.begin;
+        end = bounds.end;
+    }
+
+    // The rows of an item. In the flat layout all its pairs share one row, which its experts made
+    // together.
+    __device__ __forceinline__ void take_rows(const Context &c, const WindowItem &item) {
+        const bool mine = scan::lane() < (c.g().flat == 0 ? item.rows : min(item.rows, 1u));
+        const RowRef pair =
+            mine ? at<const RowRef>(c.p.handle.pairs)[item.begin + scan::lane()] : RowRef{};
+        row = pair.row;
+        weight = pair.weight;
+        rows = __ballot_sync(WHOLE, mine);
+    }
+};
+
+// Partial sums for other ranks, an item of each in turn, into the landing slots of the items' owners.
+// Nobody is waited for.
+class Partials {
+  public:
+    __device__ __forceinline__ explicit Partials(const Context &c)
+        : c_(c), others_(max(c.g().world - 1, 1u)) {
+        const u32 *items = at<const u32>(c.p.handle.source_items);
+        u32 most = 0;
+        for (u32 n = 0; n + 1 < c.g().world; ++n) {
+            const u32 source = nth_peer(c.g(), n);
+            const u32 first = min(items[source], c.end);
+            most = max(most, min(items[source + 1], c.end) - first);
+        }
+        units_ = most * others_ * c.g().sum_pieces;
+        unit_ = threadIdx.x / WARP * c.p.senders + blockIdx.x;
+    }
+
+    __device__ __forceinline__ Unit next() {
+        const u32 *items = at<const u32>(c_.p.handle.source_items);
+        const u32 pieces = c_.g().sum_pieces;
+        const u32 stride = c_.p.senders * (blockDim.x / WARP);
+        Unit unit{};
+        while (unit_ < units_) {
+            const u32 number = unit_;
+            unit_ += stride;
+            const u32 source = nth_peer(c_.g(), number / pieces % others_);
+            const u32 arrival = items[source] + number / pieces / others_;
+            if (arrival < min(items[source + 1], c_.end)) {
+                const WindowItem item = at<const WindowItem>(c_.p.handle.items)[arrival];
+                unit.take_piece(c_, number % pieces);
+                unit.take_rows(c_, item);
+                unit.slot = item.slot;
+                unit.rank = source;
+                unit.out = rows::row_of(c_.landing(source), item.slot, c_.quads());
+                break;
+            }
+        }
+        return unit;
+    }
+
+    __device__ __forceinline__ bool ready(const Unit &) const { return true; }
+    __device__ __forceinline__ bool await(const Unit &) const { return true; }
+
+    // A flag is raised while the rows of the next unit are on their way: whoever raises it at once waits
+    // for the link.
+    __device__ __forceinline__ void finish(const Unit &unit) {
+        pending_ = push::returned(c_.blocks, c_.g(), unit.rank, unit.slot, unit.piece);
+    }
+    __device__ __forceinline__ void flush() {
+        if (pending_ != nullptr) {
+            push::raise(scan::lane() == 0 ? pending_ : nullptr, c_.turn);
+            pending_ = nullptr;
+        }
+    }
+
+  private:
+    const Context &c_;
+    u32 others_;
+    u32 units_;
+    u32 unit_;
+    u64 *pending_ = nullptr;
+};
+
+// The sums of this rank's tokens: the partial sum of its own experts straight from their rows, those of
+// other ranks from landing slots, in the order of ranks.
+class Sums {
+  public:
+    __device__ __forceinline__ explicit Sums(const Context &c)
+        : c_(c), units_(c.tokens * c.g().sum_pieces),
+          shares_(units_ > gridDim.x * (blockDim.x / WARP)),
+          unit_(threadIdx.x / WARP * gridDim.x + (gridDim.x - 1 - blockIdx.x)) {}
+
+    __device__ __forceinline__ Unit next() {
+        const Geometry &g = c_.g();
+        Unit unit{};
+        const u32 number = take();
+        if (number >= units_) {
+            return unit;
+        }
+        const u32 token = number / g.sum_pieces;
+        // Behind the last rank that the token went to there is none.
+        Destination to{NONE, NONE};
+        if (scan::lane() < g.fanout) {
+            to = at<const Destination>(
+                c_.p.handle.destinations)[u64(token) * g.fanout + scan::lane()];
+        }
+        const bool comes = to.rank != NONE && to.position < c_.prefix[to.rank];
+        const u32 all = __ballot_sync(WHOLE, comes);
+        const u32 own = __ballot_sync(WHOLE, comes && to.rank == g.rank);
+        if (own != 0) {
+            const u32 position = __shfl_sync(WHOLE, to.position, __ffs(own) - 1);
+            const u32 first = at<const u32>(c_.p.handle.source_items)[g.rank];
+            unit.take_rows(c_, at<const WindowItem>(c_.p.handle.items)[first + position]);
+        }
+        unit.take_piece(c_, number % g.sum_pieces);
+        unit.landed = all & ~own;
+        unit.below = own == 0 ? unit.landed : unit.landed & (own - 1);
+        unit.slot = token * g.fanout;
+        unit.rank = to.rank;
+        unit.out = rows::row_of(c_.p.output, token, c_.quads());
+        return unit;
+    }
+
+    // Whether all that other ranks push for the unit is there.
+    __device__ __forceinline__ bool ready(const Unit &unit) const {
+        const bool there = !awaits(unit) || ptx::load_acquire_sys(flag(unit)) == c_.turn;
+        return __all_sync(WHOLE, there);
+    }
+
+    // Waits for it, each lane for one landing slot; whether it came.
+    __device__ __forceinline__ bool await(const Unit &unit) const {
+        const bool failed = awaits(unit) && c_.waiter.wait_flag(wait::Phase::Combine, unit.rank,
+                                                                flag(unit), c_.turn) != 0;
+        return !__any_sync(WHOLE, failed);
+    }
+
+    __device__ __forceinline__ void finish(const Unit &) const {}
+    __device__ __forceinline__ void flush() const {}
+
+  private:
+    // Where there is at most one unit for each warp there is nothing to share out.
+    __device__ __forceinline__ u32 take() {
+        u32 number = unit_;
+        unit_ = units_;
+        if (shares_) {
+            number = scan::lane() == 0 ? atomicAdd(&c_.lane()->reduced, 1) : 0;
+            number = __shfl_sync(WHOLE, number, 0);
+        }
+        return number;
+    }
+
+    static __device__ __forceinline__ bool awaits(const Unit &unit) {
+        return (unit.landed >> scan::lane() & 1) != 0;
+    }
+    __device__ __forceinline__ const u64 *flag(const Unit &unit) const {
+        return push::returned(c_.blocks, c_.g(), c_.g().rank, unit.slot + scan::lane(), unit.piece);
+    }
+
+    const Context &c_;
+    u32 units_;
+    bool shares_;
+    u32 unit_;
+};
+
+} // namespace combine

@@ -1,0 +1,194 @@
+// Which ranks get which tokens, and telling them.
+#pragma once
+
+#include "push_context.cuh"
+
+namespace dispatch {
+
+// The lists of a dispatch, each in the block of the rank that it is for.
+class PeerLists {
+  public:
+    __device__ __forceinline__ PeerLists(const Geometry &g, const Blocks &blocks)
+        : g_(g), blocks_(blocks) {}
+
+    __device__ __forceinline__ Item *item(u32 rank, u32 position) const {
+        return items::Lists::pushed_items(g_, blocks_, rank, g_.rank) + position;
+    }
+    __device__ __forceinline__ Pair *pair(u32 rank, u32 position, u32, u32 place) const {
+        return items::Lists::pushed_pairs(g_, blocks_, rank, g_.rank) +
+               u64(position) * items::pair_width(g_) + place;
+    }
+
+  private:
+    const Geometry &g_;
+    const Blocks &blocks_;
+};
+
+class Listing {
+  public:
+    __device__ __forceinline__ explicit Listing(const Context &c) : c_(c) {}
+
+    // This block's part of the lists.
+    __device__ __forceinline__ void run() const {
+        const Geometry &geometry = c_.g();
+        const PushDispatchParams &p = c_.p;
+        const u32 columns = geometry.world * (geometry.slots + 2);
+        u32 *totals = tables;
+        const lists::Tables counted(geometry, tables + columns,
+                                    ptx::dynamic_shared_bytes() / sizeof(u32) - columns);
+        const u32 warp = threadIdx.x / WARP;
+        const bool mine = warp < counted.warps();
+        const lists::Stretch stretch =
+            lists::stretch_of(mine ? c_.tokens : 0, blockIdx.x * counted.warps() + warp,
+                              p.listers * counted.warps());
+        const lists::Counts counts = counted.of_warp(lists::own_warp(counted));
+        lists::Kept kept;
+        decide();
+        counted.clear();
+        lists::count_all(p, stretch, counts, kept);
+        __syncthreads();
+        counted.sum([&](u32 column, u32 sum) { totals[column] = sum; });
+        if (p.listers > 1 && !add_blocks(counted, totals)) {
+            return;
+        }
+        if (blockIdx.x == 0) {
+            tell(totals);
+        }
+        if (!shared.silent) {
+            lists::write_all(p, PeerLists(geometry, c_.blocks), stretch, counts, kept);
+        } else {
+            for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < c_.tokens;
+                 i += p.listers * THREADS) {
+                at<u32>(p.handle.fanouts)[i] = 0;
+            }
+        }
+        if (p.listers == 1 || arrive(&c_.lane()->listed)) {
+            announce(totals);
+        }
+    }
+
+  private:
+    // Adds this block to those that `word` counts, behind all that it wrote. Every thread calls it;
+    // whether it was the last of those that list.
+    __device__ __forceinline__ bool arrive(u32 *word) const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            ptx::fence_acq_rel_sys();
+            shared.last = ptx::fetch_add_acq_rel_gpu(word, 1) + 1 == c_.p.listers;
+        }
+        __syncthreads();
+        return shared.last;
+    }
+
+    // Whether this dispatch sends nothing. The first block decides, since it may become so at any time.
+    __device__ __forceinline__ void decide() const {
+        // The last warp has no tokens of its own where there are few.
+        if (blockIdx.x == 0 && threadIdx.x == THREADS - 1) {
+            const StepView state(c_.p.state);
+            state.note_dispatch(c_.p.ordinal);
+            shared.silent = state.is_silent(c_.p.ordinal, c_.p.dependent != 0);
+            if (c_.p.listers > 1) {
+                c_.lane()->silent = shared.silent;
+            }
+            WindowState window{};
+            window.tokens = c_.tokens;
+            *at<WindowState>(c_.p.handle.window) = window;
+        }
+    }
+
+    // Exchanges the counts of this block for those of all blocks that list: what comes before it, and
+    // the totals.
+    __device__ __forceinline__ bool add_blocks(const lists::Tables &counted, u32 *totals) const {
+        const PushDispatchParams &p = c_.p;
+        u32 *of_blocks = at<u32>(p.block_counts);
+        const u32 columns = counted.columns();
+        for (u32 i = threadIdx.x; i < columns; i += THREADS) {
+            of_blocks[blockIdx.x * columns + i] = totals[i];
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            // Behind what the whole block wrote, for blocks of this device.
+            ptx::fence_acq_rel_gpu();
+            ptx::fetch_add_acq_rel_gpu(&c_.lane()->counted, 1);
+        }
+        if (!c_.await_blocks(&c_.lane()->counted, p.listers)) {
+            return false;
+        }
+        if (threadIdx.x == 0) {
+            shared.silent = ptx::load_relaxed_sys(&c_.lane()->silent) != 0;
+        }
+        counted.shift([&](u32 column) {
+            u32 before = 0;
+            u32 sum = 0;
+            for (u32 first = 0; first < p.listers; first += AT_ONCE) {
+                u32 part[AT_ONCE];
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j) {
+                    const u32 block = first + j;
+                    part[j] = block < p.listers
+                                  ? ptx::load_relaxed_gpu(of_blocks + block * columns + column)
+                                  : 0;
+                }
+#pragma unroll
+                for (u32 j = 0; j < AT_ONCE; ++j) {
+                    before += first + j < blockIdx.x ? part[j] : 0;
+                    sum += part[j];
+                }
+            }
+            totals[column] = sum;
+            return before;
+        });
+        return true;
+    }
+
+    // Tells every rank, this one included, how much there is for it: all that it needs in order to lay
+    // out its rows, before the lists are written.
+    __device__ __forceinline__ void tell(const u32 *totals) const {
+        const Geometry &geometry = c_.g();
+        const u32 experts = geometry.world * geometry.slots;
+        const u32 width = geometry.slots + 2;
+        const bool sends = !shared.silent;
+        for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
+            const u32 to = nth_peer(geometry, i / width);
+            const u32 entry = i % width;
+            const u32 number = entry < 2 ? totals[experts + 2 * to + entry]
+                                         : totals[to * geometry.slots + entry - 2];
+            tally::store(c_.tallies(to, geometry.rank) + entry, c_.turn, sends ? number : 0);
+        }
+    }
+
+    // Tells every rank that its lists are there.
+    __device__ __forceinline__ void announce(const u32 *totals) const {
+        const Geometry &geometry = c_.g();
+        const u32 experts = geometry.world * geometry.slots;
+        const u32 sends = shared.silent ? 0 : 1;
+        __syncthreads();
+        for (u32 to = threadIdx.x; to < geometry.world; to += THREADS) {
+            DispatchHeader header{};
+            header.step = c_.step;
+            header.ordinal = c_.p.ordinal;
+            header.items = sends * totals[experts + 2 * to];
+            header.pairs = sends * totals[experts + 2 * to + 1];
+            header.transfer = TRANSFER_PUSH;
+            c_.blocks.of<DispatchHeader>(to, geometry.lane.dispatch_headers)[geometry.rank] = header;
+        }
+        for (u32 i = threadIdx.x; i < experts; i += THREADS) {
+            u32 *counts = c_.blocks.of<u32>(i / geometry.slots, geometry.lane.counts) +
+                          u64(geometry.rank) * geometry.slots;
+            counts[i % geometry.slots] = sends * totals[i];
+        }
+        __syncthreads();
+        for (u32 n = threadIdx.x; n < geometry.world; n += THREADS) {
+            const u32 to = nth_peer(geometry, n);
+            c_.waiter.signal(c_.blocks.of<u32>(to, geometry.lane.dispatch_words) + geometry.rank,
+                             c_.epoch);
+        }
+    }
+
+    // Counts that a thread reads before it uses the first of them.
+    static constexpr u32 AT_ONCE = 16;
+
+    const Context &c_;
+};
+
+} // namespace dispatch

@@ -1,0 +1,225 @@
+// Where the rows of a pushed dispatch belong.
+#pragma once
+
+#include "account.cuh"
+#include "push_context.cuh"
+#include "window.cuh"
+
+namespace dispatch {
+
+// Every block finds the places by itself, from the counts that every rank tells. One of them writes down
+// what later operations need.
+class Placing {
+  public:
+    __device__ __forceinline__ explicit Placing(const Context &c) : c_(c) {}
+
+    // Waits for the counts of every rank, and lays out the rows; whether that could be done. Every thread
+    // of the block calls it.
+    __device__ __forceinline__ bool run() const {
+        const Geometry &geometry = c_.g();
+        const u32 columns = geometry.world * geometry.slots;
+        const u32 width = geometry.slots + 2;
+        bool failed = false;
+        for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
+            const u32 source = i / width;
+            const u32 entry = i % width;
+            const u32 number = told(source, entry, failed);
+            if (entry >= 2) {
+                tables[source * geometry.slots + entry - 2] = number;
+            } else {
+                (entry == 0 ? shared.items : shared.pairs)[source] = number;
+            }
+        }
+        if (__syncthreads_or(failed)) {
+            return false;
+        }
+        if (threadIdx.x == THREADS - 1) {
+            u32 items = 0;
+            u32 pairs = 0;
+            for (u32 source = 0; source < geometry.world; ++source) {
+                const u32 more_items = shared.items[source];
+                const u32 more_pairs = shared.pairs[source];
+                shared.items[source] = items;
+                shared.pairs[source] = pairs;
+                items += more_items;
+                pairs += more_pairs;
+            }
+            shared.items[geometry.world] = items;
+            shared.pairs[geometry.world] = pairs;
+            shared.end = items;
+        }
+        u32 end = 0;
+        for (u32 first = 0; first < geometry.slots; first += THREADS) {
+            const u32 slot = first + threadIdx.x;
+            u32 rows = 0;
+            for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
+                u32 &entry = tables[source * geometry.slots + slot];
+                const u32 more = entry;
+                entry = rows;
+                rows += more;
+            }
+            u32 more;
+            const u32 before =
+                end + scan::block_exclusive(round_up(rows, geometry.alignment), more);
+            if (c_.keeps_books() && slot < geometry.slots) {
+                note_expert(slot, rows, before);
+            }
+            for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
+                tables[source * geometry.slots + slot] += before;
+            }
+            if (slot < geometry.slots) {
+                tables[columns + slot] = before + rows;
+            }
+            end += more;
+        }
+        __syncthreads();
+        const u32 required = geometry.flat != 0
+                                 ? round_up(shared.items[geometry.world], geometry.alignment)
+                                 : end;
+        const bool fits = required <= c_.capacity;
+        if (c_.keeps_books()) {
+            keep_books(fits, required, end);
+        }
+        return fits || place_some();
+    }
+
+    // Waits for the lists of every rank; whether all came, of this dispatch and pushed. Every thread of
+    // the block calls it.
+    __device__ __forceinline__ bool lists_here() const {
+        using wait::Phase;
+        const Geometry &geometry = c_.g();
+        const u32 *words = c_.blocks.own<u32>(geometry.lane.dispatch_words);
+        const DispatchHeader *headers =
+            c_.blocks.own<DispatchHeader>(geometry.lane.dispatch_headers);
+        bool failed = false;
+        bool elsewhere = false;
+        for (u32 source = threadIdx.x; source < geometry.world; source += THREADS) {
+            failed |= c_.waiter.wait(Phase::Dispatch, source, words + source, c_.epoch) != 0;
+            const DispatchHeader header = headers[source];
+            elsewhere |= header.step != c_.step || header.ordinal != c_.p.ordinal ||
+                         header.transfer != TRANSFER_PUSH;
+        }
+        return !__syncthreads_or(failed) &&
+               (!__syncthreads_or(elsewhere) ||
+                all_here(c_.waiter, Phase::Dispatch, headers, geometry.world, c_.step, c_.p.ordinal,
+                         TRANSFER_PUSH));
+    }
+
+  private:
+    // Waits for one number that `source` tells. Every thread waits for those that it reads, so that
+    // nobody waits for another thread; one for each source watches the deadline.
+    __device__ __forceinline__ u32 told(u32 source, u32 entry, bool &failed) const {
+        const u64 *word = c_.tallies(c_.g().rank, source) + entry;
+        u64 found = 0;
+        const auto is_there = [&] {
+            found = ptx::load_relaxed_sys(word);
+            return tally::is_of(found, c_.turn);
+        };
+        if (entry != 0) {
+            failed |= !c_.waiter.follow_until(is_there);
+        } else {
+            // A rank that does not push tells nothing, but signals.
+            const u32 *signal = c_.blocks.own<u32>(c_.g().lane.dispatch_words) + source;
+            failed |= c_.waiter.wait_until(wait::Phase::Dispatch, source, [&] {
+                return is_there() || ptx::load_acquire_sys(signal) == c_.epoch;
+            }) != 0;
+            if (!failed && !is_there()) {
+                c_.waiter.fail(wait::FaultKind::OutOfStep, wait::Phase::Dispatch, source);
+                failed = true;
+            }
+        }
+        return u32(found);
+    }
+
+    // What the handle says of an expert whose `rows` rows lie from `first` on, where all fits. In the
+    // flat layout rows do not lie by expert.
+    __device__ __forceinline__ void note_expert(u32 slot, u32 rows, u32 first) const {
+        const Geometry &geometry = c_.g();
+        for (u32 source = 0; source < geometry.world; ++source) {
+            const u32 entry = source * geometry.slots + slot;
+            at<u32>(c_.p.handle.bases)[entry] = tables[entry];
+        }
+        at<u32>(c_.p.handle.taken)[slot] = 0;
+        if (slot < geometry.local_experts) {
+            at<i32>(c_.p.handle.tokens_per_expert)[slot] = i32(rows);
+            at<i32>(c_.p.handle.expert_offsets)[slot] = geometry.flat != 0 ? 0 : i32(first);
+        }
+    }
+
+    // Fills the handle and the counters of the step. Where all fits there is little left to say; else,
+    // or where an earlier dispatch turned out to be over budget, it is found out as for rows that are
+    // pulled.
+    __device__ __forceinline__ void keep_books(bool fits, u32 required, u32 end) const {
+        const Geometry &geometry = c_.g();
+        const StepView state(c_.p.state);
+        if (threadIdx.x == 0) {
+            shared.silent = state.is_silent(c_.p.ordinal, c_.p.dependent != 0);
+        }
+        __syncthreads();
+        if (fits && !shared.silent) {
+            for (u32 source = threadIdx.x; source <= geometry.world; source += THREADS) {
+                at<u32>(c_.p.handle.source_items)[source] = shared.items[source];
+                at<u32>(c_.p.handle.source_pairs)[source] = shared.pairs[source];
+            }
+            if (threadIdx.x == 0) {
+                const u32 total = geometry.flat != 0 ? shared.items[geometry.world] : end;
+                WindowState window{};
+                window.tokens = c_.tokens;
+                window.items = window.end = shared.items[geometry.world];
+                window.pairs = window.window_pairs = shared.pairs[geometry.world];
+                window.required = required;
+                window.capacity = c_.capacity;
+                window.windows = 1;
+                *at<WindowState>(c_.p.handle.window) = window;
+                at<i32>(c_.p.handle.expert_offsets)[geometry.local_experts] = i32(total);
+                *at<i32>(c_.p.handle.total) = i32(total);
+                state.note_required(required);
+                state.note_window(1, c_.capacity);
+                state.add_delivered(window.pairs);
+                if (c_.p.ordinal < c_.p.max_dispatches) {
+                    at<u32>(c_.p.required_by_dispatch)[c_.p.ordinal] = required;
+                }
+            }
+        } else {
+            if (!lists_here()) {
+                return;
+            }
+            if (threadIdx.x == 0) {
+                WindowState window{};
+                window.tokens = c_.tokens;
+                *at<WindowState>(c_.p.handle.window) = window;
+            }
+            __syncthreads();
+            account::take_stock(c_.p, c_.blocks);
+            windows::advance(c_.p, c_.waiter, c_.blocks);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            ptx::store_release_gpu(&c_.lane()->placed, c_.epoch);
+        }
+    }
+
+    // The same where not all fits: the block that keeps the books finds out what does.
+    __device__ __forceinline__ bool place_some() const {
+        const Geometry &geometry = c_.g();
+        if (!c_.await_blocks(&c_.lane()->placed, c_.epoch)) {
+            return false;
+        }
+        if (threadIdx.x == 0) {
+            shared.end = at<const WindowState>(c_.p.handle.window)->end;
+        }
+        for (u32 i = threadIdx.x; i < geometry.world * geometry.slots; i += THREADS) {
+            const u32 slot = i % geometry.slots;
+            tables[i] = at<const u32>(c_.p.handle.bases)[i] +
+                        (slot < geometry.local_experts
+                             ? u32(at<const i32>(c_.p.handle.expert_offsets)[slot])
+                             : 0);
+        }
+        __syncthreads();
+        return true;
+    }
+
+    const Context &c_;
+};
+
+} // namespace dispatch

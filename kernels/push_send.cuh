@@ -1,0 +1,99 @@
+// A token's row to every other rank of its experts.
+#pragma once
+
+#include "push_context.cuh"
+
+namespace dispatch {
+
+// Every token goes to a place that follows from its number, so that nothing has to be known before.
+class Sending {
+  public:
+    __device__ __forceinline__ explicit Sending(const Context &c) : c_(c) {}
+
+    // This block's part of the tokens: the first of them before the last, over all blocks that send.
+    __device__ __forceinline__ void run() {
+        const u32 block = blockIdx.x - c_.p.listers - 1;
+        const u32 pieces = c_.g().row_pieces;
+        const u64 units = u64(c_.tokens) * pieces;
+        const u32 stride = c_.p.senders * (THREADS / WARP);
+        for (u64 unit = threadIdx.x / WARP * c_.p.senders + block; unit < units; unit += stride) {
+            send(u32(unit / pieces), u32(unit % pieces));
+        }
+        flush();
+    }
+
+  private:
+    // The rank that the lane's choice of a token takes it to, in the first lane for each other rank.
+    __device__ __forceinline__ u32 goes_to(u32 token) const {
+        const Geometry &geometry = c_.g();
+        const u32 choice = scan::lane();
+        u32 rank = NONE;
+        if (choice < geometry.top_k) {
+            const u64 entry = u64(token) * geometry.top_k + choice;
+            const i64 id = c_.p.id_bytes == 8 ? at<const i64>(c_.p.topk_ids)[entry]
+                                           : i64(at<const i32>(c_.p.topk_ids)[entry]);
+            if (id >= 0 && id < i64(geometry.experts)) {
+                rank = at<const ExpertHomeEntry>(c_.p.homes)[id].rank;
+            }
+        }
+        const bool first = u32(__ffs(__match_any_sync(WHOLE, rank))) == choice + 1;
+        return first && rank != geometry.rank ? rank : NONE;
+    }
+
+    // The place of the lane's rank for a row of a token.
+    __device__ __forceinline__ push::Targets places(u32 rank, u64 region, u32 token,
+                                                    u32 row_bytes) const {
+        push::Targets to{0, __ballot_sync(WHOLE, rank != NONE)};
+        if (rank != NONE) {
+            to.row = push::rows_in(c_.blocks, c_.g(), region, rank, c_.g().rank, row_bytes) +
+                     u64(token) * row_bytes;
+        }
+        return to;
+    }
+
+    // One piece of a token to every other rank of its experts. Its flag is raised while the next piece is
+    // on its way: whoever raises it at once waits for the link.
+    __device__ __forceinline__ void send(u32 token, u32 number) {
+        const Geometry &geometry = c_.g();
+        const u32 row_bytes = geometry.row_bytes;
+        const push::Piece piece =
+            push::piece_of(row_bytes / sizeof(Quad), number, geometry.row_pieces);
+        u32 rank = NONE;
+        const bool sent = push::move<DEPTH>(c_.p.tokens + u64(token) * row_bytes, piece, [&] {
+            rank = goes_to(token);
+            flush();
+            return places(rank, geometry.lane.pushed_rows, token, row_bytes);
+        });
+        if (!sent) {
+            return;
+        }
+        const u32 scale_bytes = geometry.scale_bytes;
+        if (number == 0 && scale_bytes != 0) {
+            const push::Piece whole{0, u32(scale_bytes / sizeof(Quad))};
+            push::move<1>(c_.p.scales + u64(token) * scale_bytes, whole, [&] {
+                return places(rank, geometry.lane.pushed_scales, token, scale_bytes);
+            });
+        }
+        if (rank != NONE) {
+            pending_ =
+                push::arrived(c_.blocks, geometry, rank, geometry.rank, token, number);
+        }
+        flushed_ = false;
+    }
+
+    // Raises the flags of the last piece, which each of the lanes has that stored its place.
+    __device__ __forceinline__ void flush() {
+        if (!flushed_) {
+            push::raise(pending_, c_.turn);
+            pending_ = nullptr;
+            flushed_ = true;
+        }
+    }
+
+    const Context &c_;
+    u64 *pending_ = nullptr;
+    // The same in every lane.
+    bool flushed_ = true;
+};
+
+} // namespace dispatch
