@@ -109,7 +109,7 @@ class Partials {
         return unit;
     }
 
-    __device__ __forceinline__ bool ready(const Unit &) const { return true; }
+    __device__ __forceinline__ bool ready(u32, u32, u32) const { return true; }
     __device__ __forceinline__ bool await(const Unit &) const { return true; }
 
     // A flag is raised while the rows of the next unit are on their way: whoever raises it at once waits
@@ -172,16 +172,19 @@ class Sums {
         return unit;
     }
 
-    // Whether all that other ranks push for the unit is there.
-    __device__ __forceinline__ bool ready(const Unit &unit) const {
-        const bool there = !awaits(unit) || ptx::load_acquire_sys(flag(unit)) == c_.turn;
+    // Whether all is there that other ranks push for a unit.
+    __device__ __forceinline__ bool ready(u32 slot, u32 landed, u32 piece) const {
+        const bool there =
+            !awaits(landed) || ptx::load_acquire_sys(flag(slot, piece)) == c_.turn;
         return __all_sync(WHOLE, there);
     }
 
     // Waits for it, each lane for one landing slot; whether it came.
     __device__ __forceinline__ bool await(const Unit &unit) const {
-        const bool failed = awaits(unit) && c_.waiter.wait_flag(wait::Phase::Combine, unit.rank,
-                                                                flag(unit), c_.turn) != 0;
+        const bool failed =
+            awaits(unit.landed) &&
+            c_.waiter.wait_flag(wait::Phase::Combine, unit.rank, flag(unit.slot, unit.piece),
+                                c_.turn) != 0;
         return !__any_sync(WHOLE, failed);
     }
 
@@ -200,11 +203,11 @@ class Sums {
         return number;
     }
 
-    static __device__ __forceinline__ bool awaits(const Unit &unit) {
-        return (unit.landed >> scan::lane() & 1) != 0;
+    static __device__ __forceinline__ bool awaits(u32 landed) {
+        return (landed >> scan::lane() & 1) != 0;
     }
-    __device__ __forceinline__ const u64 *flag(const Unit &unit) const {
-        return push::returned(c_.blocks, c_.g(), c_.g().rank, unit.slot + scan::lane(), unit.piece);
+    __device__ __forceinline__ const u64 *flag(u32 slot, u32 piece) const {
+        return push::returned(c_.blocks, c_.g(), c_.g().rank, slot + scan::lane(), piece);
     }
 
     const Context &c_;

@@ -15,10 +15,11 @@ class Feed {
   public:
     static constexpr u32 PART_BYTES = DEPTH * WARP * sizeof(Quad);
 
-    // `memory` is the block's dynamic shared memory, of which each warp gets its share: two parts or more.
+    // `memory` is the block's dynamic shared memory, of which each warp gets its share: two parts or more,
+    // the last of which is for `keep`.
     __device__ __forceinline__ explicit Feed(Quad *memory)
-        : parts_(ptx::dynamic_shared_bytes() / (blockDim.x / WARP) / PART_BYTES),
-          memory_(memory + threadIdx.x / WARP * parts_ * (DEPTH * WARP) + scan::lane()) {}
+        : parts_(ptx::dynamic_shared_bytes() / (blockDim.x / WARP) / PART_BYTES - 1),
+          memory_(memory + threadIdx.x / WARP * (parts_ + 1) * (DEPTH * WARP) + scan::lane()) {}
 
     __device__ __forceinline__ bool full() const { return ahead_ == parts_; }
 
@@ -46,6 +47,22 @@ class Feed {
             quads[i] = from[i * WARP];
         }
         oldest_ = oldest_ + 1 == parts_ ? 0 : oldest_ + 1;
+    }
+
+    // Sets a part aside that is wanted later, where it takes no registers.
+    __device__ __forceinline__ void keep(const Quad (&quads)[DEPTH]) {
+        Quad *to = memory_ + parts_ * (DEPTH * WARP);
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; ++i) {
+            to[i * WARP] = quads[i];
+        }
+    }
+    __device__ __forceinline__ void kept(Quad (&quads)[DEPTH]) const {
+        const Quad *from = memory_ + parts_ * (DEPTH * WARP);
+#pragma unroll
+        for (u32 i = 0; i < DEPTH; ++i) {
+            quads[i] = from[i * WARP];
+        }
     }
 
   private:

@@ -13,11 +13,9 @@
 // Compiled for blocks of 512 threads, one on a multiprocessor.
 
 constexpr u32 THREADS = 512;
-// Quads of a lane in each part of a row that is on its way.
-constexpr u32 DEPTH = 2;
-using Sum = rows::Sum<DEPTH>;
-using Feed = rows::Feed<DEPTH>;
 using combine::Unit;
+// Two accesses of every lane of a warp.
+constexpr u32 SMALL_PIECE_BYTES = 2 * scan::WARP * sizeof(Quad);
 // Ranks of a group that pushes.
 constexpr u32 MOST_RANKS = 32;
 
@@ -26,7 +24,12 @@ __shared__ u32 prefix[MOST_RANKS];
 
 extern __shared__ Quad parts[];
 
+// DEPTH: quads of a lane in each part of a row that is on its way.
+template <u32 DEPTH>
 struct Combine {
+    using Sum = rows::Sum<DEPTH>;
+    using Feed = rows::Feed<DEPTH>;
+
     const combine::Context &c;
     u32 epoch;
     u32 step;
@@ -73,16 +76,19 @@ struct Combine {
     }
 
     // Which part of a unit is asked for next: all rows and landing slots of as many quads as a part
-    // has, then those of the quads behind them.
+    // has, then those of the quads behind them. Landing slots are asked for once their flags were seen.
     class Cursor {
       public:
         __device__ __forceinline__ void enter(const Unit &unit) {
             begin_ = unit.begin;
             rows_ = unit.begin < unit.end ? unit.rows : 0;
             landed_ = unit.begin < unit.end ? unit.landed : 0;
+            open_ = unit.landed == 0;
         }
 
         __device__ __forceinline__ bool at_end() const { return (rows_ | landed_) == 0; }
+        __device__ __forceinline__ bool at_gate() const { return rows_ == 0 && !open_; }
+        __device__ __forceinline__ void open() { open_ = true; }
 
         __device__ __forceinline__ void ask(Feed &feed, const combine::Context &c, const Unit &unit) {
             const Quad *row;
@@ -110,6 +116,7 @@ struct Combine {
         u32 begin_ = 0;
         u32 rows_ = 0;
         u32 landed_ = 0;
+        bool open_ = true;
     };
 
     // Does every unit that `work` has for this warp. While one is added up, parts of the next are on
@@ -121,30 +128,34 @@ struct Combine {
         bool entered = false;
         while (now.out != nullptr) {
             if (!entered) {
-                if (!work.await(now)) {
-                    return;
-                }
                 cursor.enter(now);
             }
+            // Whether the cursor is in the next unit already.
             entered = false;
             Unit then{};
-            // At most one look at the flags of the next unit for each part, since it takes long.
-            bool looks = false;
+            // At most one look at flags for each part, since it takes long.
+            bool looks = true;
             const auto fill = [&] {
                 while (!feed.full()) {
-                    if (!cursor.at_end()) {
-                        if (entered) {
-                            cursor.ask(feed, c, then);
-                        } else {
-                            cursor.ask(feed, c, now);
+                    if (cursor.at_end()) {
+                        if (entered || then.out == nullptr) {
+                            return;
                         }
-                    } else if (looks && work.ready(then)) {
-                        looks = false;
                         entered = true;
                         cursor.enter(then);
-                    } else {
+                    } else if (cursor.at_gate()) {
+                        const bool there = looks && work.ready(entered ? then.slot : now.slot,
+                                                               entered ? then.landed : now.landed,
+                                                               entered ? then.piece : now.piece);
                         looks = false;
-                        return;
+                        if (!there) {
+                            return;
+                        }
+                        cursor.open();
+                    } else if (entered) {
+                        cursor.ask(feed, c, then);
+                    } else {
+                        cursor.ask(feed, c, now);
                     }
                 }
             };
@@ -153,8 +164,18 @@ struct Combine {
             then = work.next();
 #pragma unroll 1
             for (u32 begin = now.begin; begin < now.end; begin += DEPTH * scan::WARP) {
-                looks = !entered && then.out != nullptr;
-                add_up(feed, now, begin, fill);
+                looks = true;
+                Sum sum = add_rows(feed, now, begin, fill);
+                if (now.landed != 0) {
+                    if (!entered && cursor.at_gate()) {
+                        if (!work.await(now)) {
+                            return;
+                        }
+                        cursor.open();
+                    }
+                    add_landed(feed, now, begin, sum, fill);
+                }
+                sum.store(now.out);
             }
             work.finish(now);
             now = then;
@@ -162,36 +183,45 @@ struct Combine {
         work.flush();
     }
 
-    // The sum of DEPTH quads of each lane, from `begin` on.
+    // The sum of the rows of a unit: DEPTH quads of each lane, from `begin` on.
     template <typename Fill>
-    __device__ __forceinline__ void add_up(Feed &feed, const Unit &unit, u32 begin, Fill fill) const {
-        Quad quads[DEPTH];
+    __device__ __forceinline__ Sum add_rows(Feed &feed, const Unit &unit, u32 begin,
+                                            Fill fill) const {
         Sum sum(begin, unit.end, c.quads());
         for (u32 left = unit.rows; left != 0; left &= left - 1) {
             fill();
+            Quad quads[DEPTH];
             feed.take(quads);
             const float weight = __shfl_sync(scan::WHOLE, unit.weight, __ffs(left) - 1);
             sum.add(quads, weight, c.p.weighted != 0);
         }
-        if (unit.landed != 0) {
-            // Ranks below this one, this one, those above.
-            const auto own = sum.rounded();
-            bool pending = unit.rows != 0;
-            sum = Sum(begin, unit.end, c.quads());
-            for (u32 left = unit.landed; left != 0; left &= left - 1) {
-                if (pending && (left & unit.below) == 0) {
-                    sum.add(own);
-                    pending = false;
-                }
-                fill();
-                feed.take(quads);
-                sum.add(quads, 1.0f, false);
-            }
-            if (pending) {
-                sum.add(own);
-            }
+        return sum;
+    }
+
+    // Makes of this rank's sum that of all ranks: those below this one, this one, those above.
+    template <typename Fill>
+    __device__ __forceinline__ void add_landed(Feed &feed, const Unit &unit, u32 begin, Sum &sum,
+                                               Fill fill) const {
+        Quad quads[DEPTH];
+        bool pending = unit.rows != 0;
+        if (pending) {
+            feed.keep(sum.rounded().quad);
         }
-        sum.store(unit.out);
+        sum = Sum(begin, unit.end, c.quads());
+        for (u32 left = unit.landed; left != 0; left &= left - 1) {
+            if (pending && (left & unit.below) == 0) {
+                feed.kept(quads);
+                sum.add(quads, 1.0f, false);
+                pending = false;
+            }
+            fill();
+            feed.take(quads);
+            sum.add(quads, 1.0f, false);
+        }
+        if (pending) {
+            feed.kept(quads);
+            sum.add(quads, 1.0f, false);
+        }
     }
 
     __device__ __forceinline__ void run() const {
@@ -216,7 +246,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const WindowState *window = at<const WindowState>(p.handle.window);
     const combine::Context context{p, waiter, blocks, lane->turn, window->end, window->tokens, prefix};
     if (!faulted(waiter)) {
-        Combine{context, lane->epoch, StepView(p.state).step()}.run();
+        const u32 step = StepView(p.state).step();
+        // Small pieces would leave half of a deep part unused.
+        if (p.geometry.sum_bytes > p.geometry.sum_pieces * SMALL_PIECE_BYTES) {
+            Combine<4>{context, lane->epoch, step}.run();
+        } else {
+            Combine<2>{context, lane->epoch, step}.run();
+        }
     }
     if (last_to_leave(lane) && threadIdx.x == 0) {
         lane->reduced = 0;
