@@ -14,8 +14,6 @@
 
 constexpr u32 THREADS = 512;
 using combine::Unit;
-// Two accesses of every lane of a warp.
-constexpr u32 SMALL_PIECE_BYTES = 2 * scan::WARP * sizeof(Quad);
 // Ranks of a group that pushes.
 constexpr u32 MOST_RANKS = 32;
 
@@ -24,12 +22,21 @@ __shared__ u32 prefix[MOST_RANKS];
 
 extern __shared__ Quad parts[];
 
-// DEPTH: quads of a lane in each part of a row that is on its way.
-template <u32 DEPTH>
-struct Combine {
-    using Sum = rows::Sum<DEPTH>;
-    using Feed = rows::Feed<DEPTH>;
+// Quads of a lane in each part of a row that is on its way into shared memory.
+constexpr u32 DEPTH = 4;
+using Sum = rows::Sum<DEPTH>;
+using Feed = rows::Feed<DEPTH>;
+// Small pieces have no part that would be worth the way through shared memory: two quads of a lane, of
+// several rows at a time, in registers. For Blackwell the compiler keeps more at hand, and would spill with
+// four rows.
+#if __CUDA_ARCH__ >= 1000
+using SmallSum = rows::Sum<2, 2>;
+#else
+using SmallSum = rows::Sum<2, 4>;
+#endif
+constexpr u32 SMALL_PIECE_BYTES = 2 * scan::WARP * sizeof(Quad);
 
+struct Combine {
     const combine::Context &c;
     u32 epoch;
     u32 step;
@@ -122,7 +129,8 @@ struct Combine {
     // Does every unit that `work` has for this warp. While one is added up, parts of the next are on
     // their way.
     template <typename Work>
-    __device__ __forceinline__ void do_all(Feed &feed, Work work) const {
+    __device__ __forceinline__ void stream_all(Work work) const {
+        Feed feed(parts);
         Unit now = work.next();
         Cursor cursor;
         bool entered = false;
@@ -224,16 +232,53 @@ struct Combine {
         }
     }
 
+    // Does every unit that `work` has for this warp, each of a small piece.
+    template <typename Work>
+    __device__ __forceinline__ void do_small(Work work) const {
+        for (Unit unit = work.next(); unit.out != nullptr; unit = work.next()) {
+            SmallSum partial(unit.begin, unit.end, c.quads());
+            partial.add(c.p.expert_rows, unit.row, unit.weight, c.p.weighted != 0, unit.rows);
+            if (unit.landed == 0) {
+                partial.store(unit.out);
+            } else {
+                const auto own = partial.rounded();
+                if (!work.await(unit)) {
+                    return;
+                }
+                // Ranks below this one, this one, those above.
+                const u64 landing = c.landing(g().rank);
+                const u32 slot = unit.slot + scan::lane();
+                SmallSum sum(unit.begin, unit.end, c.quads());
+                sum.add(landing, slot, 1.0f, false, unit.landed & unit.below);
+                if (unit.rows != 0) {
+                    sum.add(own);
+                }
+                sum.add(landing, slot, 1.0f, false, unit.landed & ~unit.below);
+                sum.store(unit.out);
+            }
+            work.finish(unit);
+            work.flush();
+        }
+    }
+
+    template <typename Work>
+    __device__ __forceinline__ void do_all(const Work &work) const {
+        if (g().sum_bytes <= g().sum_pieces * SMALL_PIECE_BYTES) {
+            do_small(work);
+        } else {
+            stream_all(work);
+        }
+    }
+
     __device__ __forceinline__ void run() const {
-        Feed feed(parts);
         if (blockIdx.x == 0) {
             announce();
         }
         if (blockIdx.x < c.p.senders) {
-            do_all(feed, combine::Partials(c));
+            do_all(combine::Partials(c));
         }
         if (acquire()) {
-            do_all(feed, combine::Sums(c));
+            do_all(combine::Sums(c));
         }
     }
 };
@@ -246,13 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const WindowState *window = at<const WindowState>(p.handle.window);
     const combine::Context context{p, waiter, blocks, lane->turn, window->end, window->tokens, prefix};
     if (!faulted(waiter)) {
-        const u32 step = StepView(p.state).step();
-        // Small pieces would leave half of a deep part unused.
-        if (p.geometry.sum_bytes > p.geometry.sum_pieces * SMALL_PIECE_BYTES) {
-            Combine<4>{context, lane->epoch, step}.run();
-        } else {
-            Combine<2>{context, lane->epoch, step}.run();
-        }
+        Combine{context, lane->epoch, StepView(p.state).step()}.run();
     }
     if (last_to_leave(lane) && threadIdx.x == 0) {
         lane->reduced = 0;

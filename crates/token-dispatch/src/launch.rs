@@ -44,19 +44,14 @@ pub(crate) const MOST_PUSH_COLUMNS: usize = LIST_BYTES as usize / 4 / 4;
 /// sends.
 pub(crate) const LEAST_BLOCKS: u32 = 3;
 
-/// Bytes of shared memory in which a block of a combine that pushes has rows on their way, where there are
-/// many tokens.
+/// Bytes of shared memory in which a block of a combine that pushes has rows on their way.
 const FEED_BYTES: u32 = 192 << 10;
-
-/// The same where there are few: no more than a multiprocessor sets aside for the lists of a dispatch, so
-/// that it need not divide its memory anew between dispatch and combine.
-const SMALL_FEED_BYTES: u32 = 96 << 10;
-
-/// Tokens from which on there are many.
-const MANY_TOKENS: u32 = 257;
 
 /// Shared memory that every block has besides.
 const STATIC_BYTES: u32 = 1 << 10;
+
+/// Bytes of a piece of a sum up to which rows go through registers instead; see `push_combine.cu`.
+const SMALL_PIECE_BYTES: u32 = 2 * WARP * 16;
 
 /// Where the blocks of a kernel that pushes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +108,8 @@ pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32, most_shared: 
         // As many as keep the link busy; what they push are sums of several rows each.
         _ => (blocks * 5).div_ceil(12),
     };
-    let feed = if tokens >= MANY_TOKENS { FEED_BYTES } else { SMALL_FEED_BYTES };
+    let small = g.sum_bytes <= g.sum_pieces * SMALL_PIECE_BYTES;
+    let feed = if small { 0 } else { FEED_BYTES };
     let shared_bytes = feed.min(most_shared.saturating_sub(STATIC_BYTES));
     let launch = LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes };
     PushShape { launch, listers: 0, senders }
