@@ -9,19 +9,22 @@
 //! - **A step overflowed.** The [`GrowthPolicy`] says what capacity each rank takes before the step
 //!   is replayed. It may [refuse](GrowthRefusal), and then nobody replays.
 //! - **Between steps.** [`BetweenSteps`] may grow ahead of need, or shrink what has long been too
-//!   large. Both are off unless asked for, and neither can fail.
+//!   large. Shrinking is off unless asked for, and so is growing ahead unless the policy does it by
+//!   itself; neither can fail.
 //!
 //! All capacities, requirements and limits are padded rows of one rank: its rows grouped by expert,
 //! each group filled up to a multiple of the alignment. A rank has one capacity for all of its
 //! layers, and its requirement in a step is that of its worst layer.
 
 mod between;
+mod peaks;
 mod policy;
 #[cfg(test)]
 mod recorded;
 mod simulation;
 
 pub use between::{Adjustments, BetweenSteps, StepSummary};
+pub use peaks::Peaks;
 pub use policy::{GrowthInput, GrowthPolicy, GrowthRefusal};
 pub use simulation::{Outcome, Simulation};
 

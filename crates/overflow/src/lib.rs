@@ -17,7 +17,7 @@ pub use agreement::Refusal;
 pub use error::OverflowError;
 pub use growth::{
     Adjustments, BetweenSteps, GrowthError, GrowthInput, GrowthPolicy, GrowthRefusal,
-    Outcome as SimulationOutcome, Simulation, StepSummary,
+    Outcome as SimulationOutcome, Peaks, Simulation, StepSummary,
 };
 pub use hooks::{NoHooks, RecoveryHooks};
 pub use policy::{OverflowPolicy, RecoverySettings};

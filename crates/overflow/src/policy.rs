@@ -75,7 +75,8 @@ impl RecoverySettings {
         self
     }
 
-    /// Growing ahead and shrinking between steps; off by default.
+    /// Growing ahead and shrinking between steps; by default what the growth policy does by itself, and
+    /// that only under [`OverflowPolicy::Recover`].
     #[must_use]
     pub fn adjustments(mut self, adjustments: Adjustments) -> Self {
         self.adjustments = adjustments;

@@ -73,8 +73,12 @@ impl<B: Backend> StepRunner<B> {
         settings: RecoverySettings,
         body: StepBody<B>,
     ) -> Result<Self, OverflowError> {
-        let between = BetweenSteps::new(settings.growth, settings.adjustments)?;
-        settings.growth.validate()?;
+        let rank = dispatcher.context().rank().index();
+        let between = BetweenSteps::new(settings.growth, settings.adjustments, rank)?;
+        let between = match settings.overflow {
+            OverflowPolicy::Recover => between,
+            _ => between.only_as_asked(),
+        };
         dispatcher.context().agree("recovery settings", &settings.fields())?;
         Ok(Self {
             dispatcher: dispatcher.clone(),
@@ -220,6 +224,7 @@ impl<B: Backend> StepRunner<B> {
         let mut replays = 0;
         while last.overflowed() {
             tally.recovered_rows += last.dropped;
+            self.between.note(&last.required);
             let attempt = replays + 1;
             let exhausted = attempt > self.settings.max_replays;
             let prepared = if exhausted {
@@ -291,6 +296,7 @@ impl<B: Backend> StepRunner<B> {
                 own_capacity: capacity,
                 own_required: required,
                 global_peak_required: record.peak(),
+                expected: self.between.expected(),
                 over: required > capacity,
                 alignment: self.dispatcher.config().alignment(),
                 limit_rows: limit,
@@ -356,7 +362,7 @@ impl<B: Backend> StepRunner<B> {
         Ok((Vote::Replay, Prepared { growth: None, recorded: false }))
     }
 
-    /// Grows ahead of need or shrinks between steps, where that is asked for. Concerns no peer; what
+    /// Grows ahead of need or shrinks between steps, where the policy does or that is asked for. Concerns no peer; what
     /// cannot be had now is left.
     ///
     /// `kept` is the run that counts: the first run of a step that overflowed knew nothing of the
@@ -370,8 +376,7 @@ impl<B: Backend> StepRunner<B> {
         let capacity = self.rows.capacity();
         let wanted = self.between.after_step(StepSummary {
             own_capacity: capacity,
-            own_required: self.own_required(kept),
-            global_peak_required: kept.peak(),
+            required: &kept.required,
             overflowed: overflowed || kept.peak() > capacity,
             alignment: self.dispatcher.config().alignment(),
             limit_rows: self.limit(),

@@ -12,8 +12,12 @@ use crate::outcome::{Ended, Ran, by_step};
 use crate::rig::Rig;
 
 /// The policies that there are.
-pub const POLICIES: [GrowthPolicy; 3] =
-    [GrowthPolicy::Exact, GrowthPolicy::geometric(), GrowthPolicy::headroom()];
+pub const POLICIES: [GrowthPolicy; 4] = [
+    GrowthPolicy::Exact,
+    GrowthPolicy::geometric(),
+    GrowthPolicy::headroom(),
+    GrowthPolicy::adaptive(),
+];
 
 /// Steps whose requirements wander between ranks.
 pub fn wandering() -> Case {

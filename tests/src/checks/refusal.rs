@@ -169,7 +169,7 @@ pub fn recovery_settings_that_differ_are_named<T: TestBackend>() {
     let shrinking = Adjustments { shrink_after: NonZeroU32::new(3), ..Adjustments::default() };
     let differ = [
         ("overflow", usual.overflow(OverflowPolicy::Rounds), "recover", "rounds"),
-        ("growth", usual.growth(GrowthPolicy::Exact), "headroom", "exact"),
+        ("growth", usual.growth(GrowthPolicy::Exact), "adaptive", "exact"),
         ("look_ahead", usual.adjustments(ahead), "None", "Some(1.5)"),
         ("shrink_after", usual.adjustments(shrinking), "None", "Some(3)"),
         ("max_replays", usual.max_replays(5), "2", "5"),

@@ -6,11 +6,12 @@ use super::{GrowthError, clamp, round_down, round_up, scaled};
 
 /// How capacities grow when a step overflowed on any rank.
 ///
-/// All three give a capacity that is rounded up to the alignment and to nothing else: capacity is a
+/// All give a capacity that is rounded up to the alignment and to nothing else: capacity is a
 /// logical number, and whatever a mapped page has beyond it is not capacity. Which is best depends
 /// on how routing drifts. Exact reserves least and, where requirements creep up, overflows again and
-/// again; headroom reserves somewhat more on every rank and overflows a few times in all, because
-/// the load that is on one rank today is on another tomorrow.
+/// again. Headroom reserves more on every rank and overflows a few times in all, because the load
+/// that is on one rank today is on another tomorrow; where it stays on one, that is waste. Adaptive
+/// waits until it has seen which of the two it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum GrowthPolicy {
@@ -28,11 +29,23 @@ pub enum GrowthPolicy {
         /// At least 1.
         factor: f64,
     },
+    /// **All** ranks to `ceil(factor · expected)`, where a rank [expects](super::Peaks::expected)
+    /// what it has been asked for itself so far, and what two ranks have: one that exceeds all
+    /// others by more than [`Peaks::OUTLIER`](super::Peaks::OUTLIER) grows alone.
+    ///
+    /// It looks ahead by itself: between steps it grows in the same way once a requirement times
+    /// [`GrowthPolicy::AHEAD`] exceeds the capacity, unless another factor was asked for.
+    Adaptive {
+        /// At least 1.
+        factor: f64,
+    },
 }
 
 impl GrowthPolicy {
-    /// The factor of headroom growth unless another is given.
+    /// The factor of headroom growth and of adaptive growth unless another is given.
     pub const HEADROOM: f64 = 1.2;
+    /// The factor by which adaptive growth looks ahead.
+    pub const AHEAD: f64 = 1.05;
     /// The factor of geometric growth unless another is given.
     pub const GEOMETRIC: f64 = 2.0;
     /// The least factor of geometric growth. It bounds the multiplications that a requirement can
@@ -42,6 +55,11 @@ impl GrowthPolicy {
     /// Headroom growth by [`GrowthPolicy::HEADROOM`].
     pub const fn headroom() -> Self {
         Self::Headroom { factor: Self::HEADROOM }
+    }
+
+    /// Adaptive growth by [`GrowthPolicy::HEADROOM`].
+    pub const fn adaptive() -> Self {
+        Self::Adaptive { factor: Self::HEADROOM }
     }
 
     /// Geometric growth by [`GrowthPolicy::GEOMETRIC`].
@@ -58,6 +76,7 @@ impl GrowthPolicy {
             Self::Exact => return Ok(self),
             Self::Geometric { factor } => ("geometric growth", factor, Self::LEAST_GEOMETRIC),
             Self::Headroom { factor } => ("headroom growth", factor, 1.0),
+            Self::Adaptive { factor } => ("adaptive growth", factor, 1.0),
         };
         if factor.is_finite() && factor >= least {
             Ok(self)
@@ -99,6 +118,7 @@ impl GrowthPolicy {
             Self::Exact => required,
             Self::Geometric { factor } => multiplied(input.own_capacity, factor, required),
             Self::Headroom { factor } => scaled(factor, input.global_peak_required),
+            Self::Adaptive { factor } => scaled(factor, input.expected),
         };
         round_up(wished.max(required), input.alignment)
     }
@@ -106,7 +126,7 @@ impl GrowthPolicy {
 
 impl Default for GrowthPolicy {
     fn default() -> Self {
-        Self::headroom()
+        Self::adaptive()
     }
 }
 
@@ -116,6 +136,7 @@ impl fmt::Display for GrowthPolicy {
             Self::Exact => write!(f, "exact"),
             Self::Geometric { factor } => write!(f, "geometric × {factor}"),
             Self::Headroom { factor } => write!(f, "headroom × {factor}"),
+            Self::Adaptive { factor } => write!(f, "adaptive × {factor}"),
         }
     }
 }
@@ -144,6 +165,9 @@ pub struct GrowthInput {
     pub own_required: u32,
     /// The most that the step required of any rank.
     pub global_peak_required: u32,
+    /// What this rank has to [expect](super::Peaks::expected) by the peaks of all ranks so far, those
+    /// of the step included. Only adaptive growth asks.
+    pub expected: u32,
     /// Whether this rank overflowed.
     pub over: bool,
     /// The alignment of an expert's rows, a power of two; zero counts as one.
@@ -181,6 +205,7 @@ mod tests {
         own_capacity: 640,
         own_required: 1008,
         global_peak_required: 1520,
+        expected: 1260,
         over: true,
         alignment: 16,
         limit_rows: 4208,
@@ -217,7 +242,7 @@ mod tests {
 
     #[test]
     fn headroom_grows_everybody_to_the_global_peak_and_more() {
-        let headroom = GrowthPolicy::default();
+        let headroom = GrowthPolicy::headroom();
         // 1.2 · 1520 = 1824, a multiple of 16.
         assert_eq!(headroom.next_capacity(OVER), Ok(1824));
         assert_eq!(headroom.next_capacity(UNDER), Ok(1824));
@@ -232,6 +257,18 @@ mod tests {
     }
 
     #[test]
+    fn adaptive_grows_everybody_to_what_it_expects() {
+        let adaptive = GrowthPolicy::default();
+        // 1.2 · 1260 = 1512, 1520 after the alignment; the peak of another rank counts for nothing.
+        assert_eq!(adaptive.next_capacity(OVER), Ok(1520));
+        assert_eq!(adaptive.next_capacity(UNDER), Ok(1520));
+        let modest = GrowthInput { expected: 500, ..UNDER };
+        assert_eq!(adaptive.next_capacity(modest), Ok(640));
+        // Who overflowed gets what it required, whatever was expected.
+        assert_eq!(adaptive.next_capacity(GrowthInput { expected: 500, ..OVER }), Ok(1008));
+    }
+
+    #[test]
     fn a_wish_is_clamped_to_the_limit_and_a_requirement_is_not() {
         let headroom = GrowthPolicy::headroom();
         // 1610 rounded down to 16 is 1600: less than the wish of 1824, more than the requirement.
@@ -241,7 +278,7 @@ mod tests {
         // 1010 rounds down to 1008, which just fits; 1007 rounds down to 992, which does not.
         assert_eq!(headroom.next_capacity(GrowthInput { limit_rows: 1010, ..OVER }), Ok(1008));
         let refusal = GrowthRefusal { required: 1008, budget: 640, limit: 1007 };
-        for policy in [GrowthPolicy::Exact, GrowthPolicy::geometric(), headroom] {
+        for policy in all() {
             let limited = GrowthInput { limit_rows: 1007, ..OVER };
             assert_eq!(policy.next_capacity(limited), Err(refusal));
         }
@@ -258,10 +295,11 @@ mod tests {
             own_capacity: u32::MAX - 31,
             own_required: u32::MAX - 15,
             global_peak_required: u32::MAX - 15,
+            expected: u32::MAX - 15,
             limit_rows: u32::MAX,
             ..OVER
         };
-        for policy in [GrowthPolicy::Exact, GrowthPolicy::geometric(), GrowthPolicy::headroom()] {
+        for policy in all() {
             assert_eq!(policy.next_capacity(huge), Ok(u32::MAX - 15));
             // One row more could only be had unaligned.
             let more = GrowthInput { own_required: u32::MAX, ..huge };
@@ -288,12 +326,18 @@ mod tests {
         );
     }
 
+    fn all() -> [GrowthPolicy; 4] {
+        let (geometric, headroom) = (GrowthPolicy::geometric(), GrowthPolicy::headroom());
+        [GrowthPolicy::Exact, geometric, headroom, GrowthPolicy::adaptive()]
+    }
+
     fn policies() -> impl Strategy<Value = GrowthPolicy> {
         let factor = prop_oneof![4 => 1.01_f64..4.0, 1 => any::<f64>()];
         prop_oneof![
             Just(GrowthPolicy::Exact),
             factor.clone().prop_map(|factor| GrowthPolicy::Geometric { factor }),
-            factor.prop_map(|factor| GrowthPolicy::Headroom { factor }),
+            factor.clone().prop_map(|factor| GrowthPolicy::Headroom { factor }),
+            factor.prop_map(|factor| GrowthPolicy::Adaptive { factor }),
         ]
     }
 
@@ -310,13 +354,20 @@ mod tests {
             own_capacity in rows(),
             own_required in rows(),
             others in rows(),
+            expected in rows(),
             limit_rows in rows(),
             alignment in prop::sample::select(vec![0_u32, 1, 2, 16, 128]),
         ) {
             let over = own_required > own_capacity;
             let global_peak_required = others.max(own_required);
             let input = GrowthInput {
-                own_capacity, own_required, global_peak_required, over, alignment, limit_rows,
+                own_capacity,
+                own_required,
+                global_peak_required,
+                expected: expected.max(own_required),
+                over,
+                alignment,
+                limit_rows,
             };
             let usable = limit_rows - limit_rows % alignment.max(1);
             match policy.next_capacity(input) {
@@ -326,7 +377,7 @@ mod tests {
                     prop_assert!(next.is_multiple_of(alignment.max(1)) || next == own_capacity);
                     if over {
                         prop_assert!(next >= own_required);
-                    } else if !matches!(policy, GrowthPolicy::Headroom { .. }) {
+                    } else if matches!(policy, GrowthPolicy::Exact | GrowthPolicy::Geometric { .. }) {
                         prop_assert_eq!(next, own_capacity);
                     }
                 }
@@ -346,6 +397,7 @@ mod tests {
                 own_capacity,
                 own_required,
                 global_peak_required: own_required,
+                expected: own_required,
                 over: own_required > own_capacity,
                 alignment: 16,
                 limit_rows: 1 << 20,

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub growths: Vec<usize>,
     /// How often each rank shrank.
     pub shrinks: Vec<usize>,
+    /// The capacity of each rank when each step was first launched: `[step][rank]`.
+    pub launched: Vec<Vec<u32>>,
     /// The capacity of each rank in the run of each step that was kept: `[step][rank]`.
     pub capacity: Vec<Vec<u32>>,
     /// The capacity of each rank after the last step, adjusted as after any other.
@@ -58,7 +60,9 @@ impl Simulation {
     /// cannot grow as far as it must.
     pub fn run(&self, required: &[Vec<u32>]) -> Result<Outcome, GrowthError> {
         let ranks = required.first().map_or(0, Vec::len);
-        let mut between = vec![BetweenSteps::new(self.policy, self.adjustments)?; ranks];
+        let mut between = (0..ranks)
+            .map(|rank| BetweenSteps::new(self.policy, self.adjustments, rank))
+            .collect::<Result<Vec<_>, _>>()?;
         let mut capacity = vec![self.initial_capacity; ranks];
         let mut outcome = Outcome {
             growths: vec![0; ranks],
@@ -80,9 +84,11 @@ impl Simulation {
                 *peak = required.max(*peak);
             }
 
+            outcome.launched.push(capacity.clone());
             let overflowed = required.iter().zip(&capacity).any(|(need, have)| need > have);
             if overflowed {
-                let grown = self.grown(step, required, &capacity)?;
+                between.iter_mut().for_each(|between| between.note(required));
+                let grown = self.grown(step, required, &capacity, &between)?;
                 outcome.overflowed_steps.push(step);
                 outcome.replays += 1;
                 outcome.note(&capacity, &grown);
@@ -96,8 +102,7 @@ impl Simulation {
                 .map(|(rank, between)| {
                     between.after_step(StepSummary {
                         own_capacity: capacity[rank],
-                        own_required: required[rank],
-                        global_peak_required: peak(required),
+                        required,
                         overflowed,
                         alignment: self.alignment,
                         limit_rows: self.limit_rows,
@@ -116,12 +121,14 @@ impl Simulation {
         step: usize,
         required: &[u32],
         capacity: &[u32],
+        between: &[BetweenSteps],
     ) -> Result<Vec<u32>, GrowthError> {
-        let grow = |(rank, (&own_required, &own_capacity))| {
+        let grow = |(rank, (&own_required, &own_capacity)): (usize, (&u32, &u32))| {
             let input = GrowthInput {
                 own_capacity,
                 own_required,
                 global_peak_required: peak(required),
+                expected: between[rank].expected(),
                 over: own_required > own_capacity,
                 alignment: self.alignment,
                 limit_rows: self.limit_rows,
@@ -250,7 +257,7 @@ mod tests {
 
     #[test]
     fn on_recorded_routing_headroom_replays_two_steps_at_a_third_of_the_worst_case() {
-        let outcome = on_the_recording(GrowthPolicy::default(), Adjustments::default());
+        let outcome = on_the_recording(GrowthPolicy::headroom(), Adjustments::default());
         assert_eq!(outcome.overflowed_steps, [0, 12]);
         assert_eq!(outcome.total_growths(), 16);
         assert_eq!(outcome.final_capacity, [5376; 8]);
@@ -259,6 +266,30 @@ mod tests {
         assert_eq!(peak, 5376);
         assert!(outcome.reserved_rows as f64 <= 1.2 * 8.0 * f64::from(peak));
         assert!(3 * outcome.reserved_rows < 8 * u64::from(WORST_CASE_ROWS));
+    }
+
+    #[test]
+    fn on_recorded_routing_adaptive_is_headroom_that_grows_a_little_ahead() {
+        let outcome = on_the_recording(GrowthPolicy::default(), Adjustments::default());
+        assert_eq!(outcome.overflowed_steps, [0, 12]);
+        let headroom =
+            on_the_recording(GrowthPolicy::headroom(), adjustments(Some(GrowthPolicy::AHEAD), 0));
+        assert_eq!(outcome.overflowed_steps, headroom.overflowed_steps);
+        assert_eq!(outcome.final_capacity, headroom.final_capacity);
+        assert!(100 * outcome.reserved_rows < 40 * 8 * u64::from(WORST_CASE_ROWS));
+    }
+
+    #[test]
+    fn load_that_stays_grows_one_rank_and_load_that_moves_all_of_them() {
+        let adaptive = simulation(GrowthPolicy::adaptive());
+        let stays = adaptive.run(&[vec![16, 320, 16], vec![32, 304, 16], vec![16, 320, 32]]);
+        let stays = stays.unwrap();
+        assert_eq!(stays.overflowed_steps, [0]);
+        assert_eq!((stays.final_capacity, stays.shrinks), (vec![48, 384, 48], vec![0; 3]));
+        let moves = adaptive.run(&[vec![16, 320, 16], vec![16, 16, 320], vec![320, 16, 16]]);
+        let moves = moves.unwrap();
+        assert_eq!(moves.overflowed_steps, [0, 1]);
+        assert_eq!(moves.launched, [[32, 32, 32], [32, 384, 32], [384, 384, 384]]);
     }
 
     #[test]
@@ -286,6 +317,7 @@ mod tests {
             }),
             policy in prop::sample::select(vec![
                 GrowthPolicy::Exact, GrowthPolicy::geometric(), GrowthPolicy::headroom(),
+                GrowthPolicy::adaptive(),
             ]),
             look_ahead in prop::option::of(1.0_f64..2.0),
             shrink_after in 0_u32..4,
