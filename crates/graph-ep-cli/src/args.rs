@@ -20,6 +20,7 @@ pub use number::NumberError;
 
 use crate::bench::BenchArgs;
 use crate::compile::CompileArgs;
+use crate::policies::PoliciesArgs;
 use crate::workload::Workload;
 
 /// MoE expert parallelism inside graphs: runs, measures and explains it.
@@ -40,6 +41,9 @@ pub enum Command {
     /// Measure dispatch, combine and what is built of them, and hold them against what the hardware was
     /// measured to do
     Bench(Box<BenchArgs>),
+    /// Judge how receive buffers grow: steps replayed, time lost and rows reserved by each policy, on
+    /// recorded and made-up routing
+    Policies(PoliciesArgs),
     /// Say what there is to run on: GPUs, driver, compiler, links, limits, and which modes will work
     Doctor,
     /// Compile the kernels of a configuration ahead of time, without a GPU
@@ -95,7 +99,8 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t)]
     pub growth: GrowthChoice,
 
-    /// Grow between steps once a requirement times this factor exceeds the capacity [default: off]
+    /// Grow between steps once a requirement times this factor exceeds the capacity [default: off, 1.05
+    /// with --growth adaptive in mode recover]
     #[arg(long, value_name = "F", value_parser = number::look_ahead)]
     pub look_ahead: Option<f64>,
 
@@ -172,7 +177,7 @@ mod tests {
             graph: GraphChoice::CapacityShaped,
             capacity_factor: 1.25,
             alignment: 16,
-            growth: GrowthChoice::Headroom,
+            growth: GrowthChoice::Adaptive,
             look_ahead: None,
             shrink_after: None,
             hidden: 256,

@@ -11,7 +11,7 @@
 //!   it alone, and [`progress`] is what a person sees while the run lasts. [`output`] writes files
 //!   so that no half of one is seen.
 //!
-//! [`run`] joins them. [`mod@bench`] measures the engine, and has a report, a table and plots of its own.
+//! [`run`] joins them. [`policies`] judges growth on routing alone. [`mod@bench`] measures the engine, and has a report, a table and plots of its own.
 
 pub mod args;
 pub mod bench;
@@ -20,6 +20,7 @@ pub mod demand;
 pub mod doctor;
 pub mod output;
 pub mod plot;
+pub mod policies;
 pub mod progress;
 pub mod report;
 pub mod routing;

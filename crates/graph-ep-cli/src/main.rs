@@ -10,7 +10,7 @@ use graph_ep_cli::args::{Cli, Command};
 use graph_ep_cli::bench::{self, nccl};
 use graph_ep_cli::run;
 use graph_ep_cli::verdict::Verdict;
-use graph_ep_cli::{compile, doctor};
+use graph_ep_cli::{compile, doctor, policies};
 use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {
@@ -26,6 +26,15 @@ fn main() -> ExitCode {
                 unsafe { nccl::forbid_multicast() };
             }
             return match bench::run(&args) {
+                Ok(verdict) => verdict.into(),
+                Err(error) => {
+                    complain(&error);
+                    error.verdict().into()
+                }
+            };
+        }
+        Command::Policies(args) => {
+            return match policies::run(&args) {
                 Ok(verdict) => verdict.into(),
                 Err(error) => {
                     complain(&error);

@@ -8,6 +8,7 @@
 //! fonts on the machine; the viewer finds one.
 
 mod legend;
+pub(crate) mod mark;
 mod panel;
 mod series;
 

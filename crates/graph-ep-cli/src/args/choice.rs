@@ -1,6 +1,7 @@
 //! Arguments that are one of a few words.
 
 use clap::ValueEnum;
+use graph_ep::GrowthPolicy;
 use serde::{Deserialize, Serialize};
 
 /// Prints the word by which the command line and a report know a value.
@@ -83,8 +84,22 @@ pub enum GrowthChoice {
     /// Each rank that overflowed, by a factor, until it suffices
     Geometric,
     /// All ranks, to 1.2 times the largest requirement
-    #[default]
     Headroom,
+    /// All ranks, to 1.2 times what two ranks have required; one that requires far more than the others
+    /// grows alone; between steps too, once a requirement comes within 5 % of the capacity
+    #[default]
+    Adaptive,
+}
+
+impl From<GrowthChoice> for GrowthPolicy {
+    fn from(choice: GrowthChoice) -> Self {
+        match choice {
+            GrowthChoice::Exact => Self::Exact,
+            GrowthChoice::Geometric => Self::geometric(),
+            GrowthChoice::Headroom => Self::headroom(),
+            GrowthChoice::Adaptive => Self::adaptive(),
+        }
+    }
 }
 
 /// Element type of tokens on their way between ranks.

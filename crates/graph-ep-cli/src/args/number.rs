@@ -57,7 +57,7 @@ pub(crate) fn positive(text: &str) -> Result<usize, NumberError> {
     }
 }
 
-pub(super) fn positive_factor(text: &str) -> Result<f64, NumberError> {
+pub(crate) fn positive_factor(text: &str) -> Result<f64, NumberError> {
     let factor: f64 = text.parse()?;
     if factor.is_finite() && factor > 0.0 { Ok(factor) } else { Err(NumberError::Factor) }
 }

@@ -5,7 +5,6 @@
 //! The file is SVG and names no font but `sans-serif`. Text is never measured, so drawing needs no
 //! fonts on the machine; the viewer finds one.
 
-mod mark;
 mod panel;
 mod series;
 
@@ -18,7 +17,7 @@ use super::report::Report;
 use super::report::shape::Shapes;
 use crate::output::write_whole;
 pub use crate::plot::PlotError;
-use mark::Mark;
+use crate::plot::mark::Mark;
 use series::Row;
 
 /// Pixels: width of the figure, height of its title, of a row's panels and of a line of its legend.

@@ -4,14 +4,14 @@ use plotters::element::IntoDynElement;
 use plotters::prelude::*;
 
 /// How many there are.
-pub(super) const MARKS: usize = 6;
+pub(crate) const MARKS: usize = 6;
 
 /// Pixels from the middle of a mark to its edge.
 const RADIUS: i32 = 5;
 
 /// The shape of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(crate) enum Mark {
     Disc,
     Ring,
     Square,
@@ -22,13 +22,13 @@ pub(super) enum Mark {
 
 impl Mark {
     /// That of the series at `place`.
-    pub(super) fn of(place: usize) -> Self {
+    pub(crate) fn of(place: usize) -> Self {
         [Self::Disc, Self::Ring, Self::Square, Self::Frame, Self::Triangle, Self::Cross]
             [place % MARKS]
     }
 
     /// The mark at a place of the chart, or of the area.
-    pub(super) fn at<'a, DB: DrawingBackend + 'a, Coord: Clone + 'a>(
+    pub(crate) fn at<'a, DB: DrawingBackend + 'a, Coord: Clone + 'a>(
         self,
         at: Coord,
     ) -> DynElement<'a, DB, Coord> {

@@ -6,9 +6,8 @@ use std::num::NonZeroU32;
 use graph_ep::overflow::Refusal;
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
-    Adjustments, Backend, Buffer, DeviceSlice, ExpertParallel, GrowthPolicy, MoeLayer,
-    OverflowError, OverflowPolicy, Phase, RecoverySettings, RowShaping, Step, StepRunner,
-    TokenCount, TopKIds,
+    Adjustments, Backend, Buffer, DeviceSlice, ExpertParallel, MoeLayer, OverflowError,
+    OverflowPolicy, Phase, RecoverySettings, RowShaping, Step, StepRunner, TokenCount, TopKIds,
 };
 
 use super::processes::ProcessError;
@@ -16,7 +15,7 @@ use super::step::StepDone;
 use super::tensors::LayerInput;
 use super::verify::{Bitwise, Tally, Verifier};
 use super::{Plan, interrupt};
-use crate::args::{GraphChoice, GrowthChoice, Mode, RunArgs};
+use crate::args::{GraphChoice, Mode, RunArgs};
 
 /// Why a rank stopped before the last step.
 pub(super) type RankError = Box<dyn Error + Send + Sync + 'static>;
@@ -208,11 +207,7 @@ fn settings(args: &RunArgs) -> RecoverySettings {
             Mode::Rounds => OverflowPolicy::Rounds,
             Mode::Eager | Mode::Recover => OverflowPolicy::Recover,
         })
-        .growth(match args.growth {
-            GrowthChoice::Exact => GrowthPolicy::Exact,
-            GrowthChoice::Geometric => GrowthPolicy::geometric(),
-            GrowthChoice::Headroom => GrowthPolicy::headroom(),
-        })
+        .growth(args.growth.into())
         .shaping(match args.graph {
             GraphChoice::CapacityShaped => RowShaping::Capacity,
             GraphChoice::DeviceCounts => RowShaping::DeviceCounted,

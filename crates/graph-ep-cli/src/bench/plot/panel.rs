@@ -5,8 +5,8 @@ use std::ops::Range;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::mark::Mark;
 use super::series::{Point, Row};
+use crate::plot::mark::Mark;
 
 /// Shades, from the page to the ink, far enough apart to survive a bad printer.
 const GRID: RGBColor = RGBColor(228, 228, 228);

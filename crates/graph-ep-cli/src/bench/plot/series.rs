@@ -2,7 +2,7 @@
 
 use super::super::report::shape::{Shapes, operation};
 use super::super::report::{Case, Entry, Op};
-use super::mark::MARKS;
+use crate::plot::mark::MARKS;
 
 /// Results that differ in nothing but their tokens.
 #[derive(Clone, Debug, PartialEq)]
