@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 
 use super::inputs::Skew;
+use super::model::ModelArgs;
 use super::report::{Dtype, LayoutChoice, Op};
 use crate::args::{BackendChoice, NumberError, TransferChoice, bytes, number};
 
@@ -27,6 +28,8 @@ pub enum BenchCommand {
     Compare(CompareArgs),
     /// Show a report again: its table, and its plot if asked for
     Show(ShowArgs),
+    /// Fit laws to reports, say how far they are off, and predict other sizes
+    Model(ModelArgs),
 }
 
 /// Arguments of `graph-ep bench show`.

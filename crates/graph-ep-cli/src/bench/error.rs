@@ -24,6 +24,11 @@ pub enum BenchError {
          values"
     )]
     Nothing,
+    /// No law can be fitted to reports without exchanges and steps.
+    #[error(
+        "there is nothing to fit in these reports: no verified exchange by this program, and no step"
+    )]
+    NothingToFit,
     /// NCCL moves bytes between GPUs.
     #[error("--against nccl needs GPUs, one for each of {ranks} ranks; there are {gpus}")]
     NoRival {
@@ -64,6 +69,7 @@ impl BenchError {
             Self::Args(_)
             | Self::Device(_)
             | Self::Nothing
+            | Self::NothingToFit
             | Self::NoRival { .. }
             | Self::Setup(_)
             | Self::Read(_) => Verdict::BadInput,

@@ -14,6 +14,7 @@ mod error;
 pub mod inputs;
 pub mod limits;
 mod machine;
+pub mod model;
 pub mod nccl;
 pub mod ops;
 pub mod plot;
@@ -51,6 +52,7 @@ pub fn run(args: &BenchArgs) -> Result<Verdict, BenchError> {
             Ok(compare::run(&compare.before, &compare.after, compare.noise)?)
         }
         Some(BenchCommand::Show(show)) => show_again(show),
+        Some(BenchCommand::Model(args)) => model::run(args),
         None => measure(&args.measure),
     }
 }
@@ -163,6 +165,21 @@ const METHOD: &[&str] = &[
      last: offsets and counts whole, rows and outputs by sample, bit for bit with the reference.",
 ];
 
+/// GiB by which a buffer grew, from the variant of the result: `by 1024.00 MiB`.
+pub(crate) fn grown_gib(variant: &str) -> Option<f64> {
+    let words: Vec<&str> = variant.split([' ', ',']).collect();
+    let ["by", number, unit, ..] = words[..] else { return None };
+    let unit = match unit {
+        "B" => 1.0 / f64::from(1 << 30),
+        "KiB" => 1.0 / f64::from(1 << 20),
+        "MiB" => 1.0 / 1024.0,
+        "GiB" => 1.0,
+        _ => return None,
+    };
+    let gib = number.parse::<f64>().ok()? * unit;
+    (gib > 0.0).then_some(gib)
+}
+
 /// Words as a shell would take them.
 fn command_line(words: impl Iterator<Item = String>) -> String {
     let quoted = words.map(|word| {
@@ -179,6 +196,14 @@ fn command_line(words: impl Iterator<Item = String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn growth_is_read_from_its_name() {
+        assert_eq!(grown_gib("by 1024.00 MiB"), Some(1.0));
+        assert_eq!(grown_gib("by 2.50 GiB, push"), Some(2.5));
+        assert_eq!(grown_gib("by 0 GiB"), None);
+        assert_eq!(grown_gib("clean"), None);
+    }
 
     #[test]
     fn command_lines_can_be_pasted() {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::PoliciesError;
+use crate::bench::grown_gib;
 use crate::bench::report::{By, Entry, Op, Report};
 
 /// Times that a policy is judged with.
@@ -100,18 +101,9 @@ fn same_shape(a: &Entry, b: &Entry) -> bool {
     shape(a) == shape(b)
 }
 
-/// Microseconds of a GiB, from a growth whose variant says by how much: `by 1024.00 MiB`.
+/// Microseconds of a GiB.
 fn gib_us(entry: &Entry) -> Option<f64> {
-    let words: Vec<&str> = entry.case.variant.split([' ', ',']).collect();
-    let ["by", number, unit, ..] = words[..] else { return None };
-    let unit = match unit {
-        "KiB" => 1.0 / f64::from(1 << 20),
-        "MiB" => 1.0 / 1024.0,
-        "GiB" => 1.0,
-        _ => return None,
-    };
-    let gib = number.parse::<f64>().ok()? * unit;
-    (gib > 0.0).then(|| entry.time.median_us / gib)
+    grown_gib(&entry.case.variant).map(|gib| entry.time.median_us / gib)
 }
 
 #[cfg(test)]

@@ -1,0 +1,103 @@
+//! `graph-ep bench model`: laws fitted to measured times, and what they say of other sizes.
+//!
+//! Reports become equations (`cells`), of which each kind of exchange has a `law` of a handful of
+//! coefficients with a meaning, found by least squares of relative errors (`solve`). Every exchange is
+//! held out once and foretold from the others (`laws`). What is `expected` of bytes from sizes alone
+//! makes a `predict`ion of what nobody has measured. Growth, recovery and rounds have small laws of
+//! their own (`steps`).
+
+mod args;
+mod cells;
+mod expected;
+mod law;
+mod laws;
+mod predict;
+mod solve;
+mod steps;
+mod table;
+
+pub use args::{ModelArgs, Size};
+
+use super::BenchError;
+use super::report::Report;
+use crate::verdict::Verdict;
+use cells::Rates;
+use law::Form;
+use laws::Laws;
+use predict::Network;
+
+/// Fits laws to reports, and shows them, their errors and their predictions.
+pub(super) fn run(args: &ModelArgs) -> Result<Verdict, BenchError> {
+    let reports =
+        args.reports.iter().map(|path| Report::read(path)).collect::<Result<Vec<_>, _>>()?;
+    print!("{}", render(args, &reports)?);
+    Ok(Verdict::Verified)
+}
+
+fn render(args: &ModelArgs, reports: &[Report]) -> Result<String, BenchError> {
+    let cells = cells::cells(reports);
+    let steps = steps::laws(reports);
+    let laws = Laws::of(&cells, Form::Partly, None);
+    if laws.all().next().is_none() && steps.is_empty() {
+        return Err(BenchError::NothingToFit);
+    }
+    let [checked, overlapped, added] =
+        [Form::Partly, Form::Overlapped, Form::Added].map(|form| laws::checked(&cells, form));
+    let rates = slowest(reports);
+    let network = Network { domain: args.domain, gbps: args.network };
+    let predictions = predict::predict(&laws, &rates, &network, &args.wanted());
+    let mut text = table::laws(&laws, [&checked, &overlapped, &added]);
+    text.push_str(&table::steps(&steps));
+    if args.points {
+        text.push_str(&table::points(&checked));
+    }
+    text.push_str(&table::predictions(&predictions, &rates, &network));
+    Ok(text)
+}
+
+/// The rates to predict with: those of reports in which ranks did not share a GPU, where peers were
+/// measured; the slowest.
+fn slowest(reports: &[Report]) -> Rates {
+    let apart = reports
+        .iter()
+        .filter(|report| report.results.iter().all(|entry| entry.case.gpus >= entry.case.ranks));
+    let start = Rates { write: f64::INFINITY, read: f64::INFINITY, copy: f64::INFINITY };
+    apart.map(Rates::of).fold(start, |a, b| Rates {
+        write: a.write.min(b.write),
+        read: a.read.min(b.read),
+        copy: a.copy.min(b.copy),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cells::tests::lawful;
+    use super::*;
+
+    fn args() -> ModelArgs {
+        ModelArgs {
+            reports: Vec::new(),
+            predict: Vec::new(),
+            domain: 72,
+            network: 50.0,
+            points: true,
+        }
+    }
+
+    #[test]
+    fn laws_errors_points_and_predictions_are_shown() {
+        let text = render(&args(), &[lawful()]).unwrap();
+        for expected in ["dispatch", "by expert", "push", "held out", "4096 tokens", "1024", "288"]
+        {
+            assert!(text.contains(expected), "{expected} in\n{text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 150), "{text}");
+    }
+
+    #[test]
+    fn nothing_makes_no_law() {
+        let mut report = lawful();
+        report.results.clear();
+        assert!(matches!(render(&args(), &[report]), Err(BenchError::NothingToFit)));
+    }
+}
