@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! t = fixed + peer · [R > 1] + further · (R − 2)⁺ + choice · T·k + expert · E + payload
-//! payload = max(wire · W, memory · M) + rest · min(W, M)
+//! payload = max(wire · W, memory · M)
 //! ```
 //!
 //! W and M are the times of the bytes at the measured limits of wire and memory; coefficients of 1 would
 //! be as fast as these. Rows are sent, landed and placed by blocks that do not wait for each other, so
-//! most of the shorter of the two is hidden behind the longer; `rest` is how much is not. The extremes,
-//! that all of it is hidden or none, can be fitted as well, so that data may decide.
+//! the shorter of the two is hidden behind the longer. That none of it is, so that they add up, can be
+//! fitted as well, so that data may decide.
 
 use super::cells::Terms;
 use super::solve;
@@ -16,8 +16,6 @@ use super::solve;
 /// How wire and memory go together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// The longer one counts, and part of the other.
-    Partly,
     /// The longer one counts.
     Overlapped,
     /// They add up.
@@ -31,7 +29,6 @@ pub(super) struct Law {
     pub(super) fixed: Option<f64>,
     pub(super) wire: Option<f64>,
     pub(super) memory: Option<f64>,
-    pub(super) rest: Option<f64>,
     pub(super) peer: Option<f64>,
     pub(super) choices: Option<f64>,
     pub(super) further: Option<f64>,
@@ -48,53 +45,50 @@ impl Law {
             return None;
         }
         if form == Form::Added {
-            return Some(Self::fitted(points, form, |terms| [terms.memory, terms.wire, 0.0]));
+            return Some(Self::fitted(points, form, |terms| [terms.memory, terms.wire]));
         }
         let mut sides: Vec<bool> =
             points.iter().map(|(terms, _)| terms.wire > terms.memory).collect();
-        let mut law = Self::sided(points, form, &sides);
+        let mut law = Self::sided(points, &sides);
         for _ in 0..ROUNDS {
             let now: Vec<bool> = points.iter().map(|(terms, _)| law.on_wire(terms)).collect();
             if now == sides {
                 break;
             }
-            law = Self::sided(points, form, &now);
+            law = Self::sided(points, &now);
             sides = now;
         }
         Some(law)
     }
 
     /// The law if it is known of which points the wire takes longer.
-    fn sided(points: &[(Terms, f64)], form: Form, sides: &[bool]) -> Self {
+    fn sided(points: &[(Terms, f64)], sides: &[bool]) -> Self {
         let mut sides = sides.iter();
-        Self::fitted(points, form, |terms| {
-            let rest = if form == Form::Partly { terms.wire.min(terms.memory) } else { 0.0 };
-            match sides.next() {
-                Some(true) => [0.0, terms.wire, rest],
-                _ => [terms.memory, 0.0, rest],
-            }
+        Self::fitted(points, Form::Overlapped, |terms| match sides.next() {
+            Some(true) => [0.0, terms.wire],
+            _ => [terms.memory, 0.0],
         })
     }
 
     fn fitted(
         points: &[(Terms, f64)],
         form: Form,
-        mut payload: impl FnMut(&Terms) -> [f64; 3],
+        mut payload: impl FnMut(&Terms) -> [f64; 2],
     ) -> Self {
         let rows: Vec<Vec<f64>> = points
             .iter()
             .map(|(terms, _)| {
-                let [memory, wire, rest] = payload(terms);
+                let [memory, wire] = payload(terms);
                 let Terms { peer, choices, further, experts, .. } = *terms;
                 // In the order in which they are believed.
-                vec![1.0, memory, wire, peer, rest, choices, further, experts]
+                vec![1.0, memory, wire, peer, choices, further, experts]
             })
             .collect();
         let times: Vec<f64> = points.iter().map(|(_, us)| *us).collect();
         let found = solve::fit(&rows, &times);
-        let [fixed, memory, wire, peer, rest, choices, further, experts] =
+        let [fixed, memory, wire, peer, choices, further, experts] =
             std::array::from_fn(|at| found.get(at).copied().flatten());
-        Self { form, fixed, wire, memory, rest, peer, choices, further, experts }
+        Self { form, fixed, wire, memory, peer, choices, further, experts }
     }
 
     /// Whether the wire takes longer. What was not told apart goes at the limit.
@@ -109,9 +103,7 @@ impl Law {
         let wire = self.wire.unwrap_or(1.0) * terms.wire;
         let memory = self.memory.unwrap_or(1.0) * terms.memory;
         let payload = match self.form {
-            Form::Partly | Form::Overlapped => {
-                wire.max(memory) + of(self.rest, terms.wire.min(terms.memory))
-            }
+            Form::Overlapped => wire.max(memory),
             // Collinear: the one that was found stands for both.
             Form::Added => of(self.wire, terms.wire) + of(self.memory, terms.memory),
         };
@@ -137,7 +129,7 @@ mod tests {
     #[test]
     fn the_law_that_times_follow_is_found() {
         for half in [0, 1] {
-            let law = Law::of(&points(half), Form::Partly).unwrap();
+            let law = Law::of(&points(half), Form::Overlapped).unwrap();
             for (terms, us) in points(half) {
                 assert!(
                     (law.us(&terms) - us).abs() < 0.02 * us,

@@ -151,12 +151,12 @@ mod tests {
     #[test]
     fn what_follows_a_law_is_foretold_from_the_rest() {
         let cells = cells(&[lawful()]);
-        let checked = checked(&cells, Form::Partly);
+        let checked = checked(&cells, Form::Overlapped);
         assert_eq!(checked.len(), 3 * 12);
         let held = Errors::of(checked.iter().filter_map(Checked::held_out_error));
         assert_eq!(held.count, 3 * 12);
         assert!(held.median < 0.02 && held.worst < 0.25, "{held:?}");
-        let laws = Laws::of(&cells, Form::Partly, None);
+        let laws = Laws::of(&cells, Form::Overlapped, None);
         assert!((laws.saved(cells[0].kind, true).unwrap() - 3.0).abs() < 0.01);
     }
 
@@ -167,7 +167,7 @@ mod tests {
         {
             entry.time = entry.time.scaled(3.0);
         }
-        let checked = checked(&cells(&[report]), Form::Partly);
+        let checked = checked(&cells(&[report]), Form::Overlapped);
         let worst = checked
             .iter()
             .min_by(|a, b| a.held_out_error().unwrap().total_cmp(&b.held_out_error().unwrap()))

@@ -37,16 +37,15 @@ pub(super) fn run(args: &ModelArgs) -> Result<Verdict, BenchError> {
 fn render(args: &ModelArgs, reports: &[Report]) -> Result<String, BenchError> {
     let cells = cells::cells(reports);
     let steps = steps::laws(reports);
-    let laws = Laws::of(&cells, Form::Partly, None);
+    let laws = Laws::of(&cells, Form::Overlapped, None);
     if laws.all().next().is_none() && steps.is_empty() {
         return Err(BenchError::NothingToFit);
     }
-    let [checked, overlapped, added] =
-        [Form::Partly, Form::Overlapped, Form::Added].map(|form| laws::checked(&cells, form));
+    let [checked, added] = [Form::Overlapped, Form::Added].map(|form| laws::checked(&cells, form));
     let rates = slowest(reports);
     let network = Network { domain: args.domain, gbps: args.network };
     let predictions = predict::predict(&laws, &rates, &network, &args.wanted());
-    let mut text = table::laws(&laws, [&checked, &overlapped, &added]);
+    let mut text = table::laws(&laws, &checked, &added);
     text.push_str(&table::steps(&steps));
     if args.points {
         text.push_str(&table::points(&checked));

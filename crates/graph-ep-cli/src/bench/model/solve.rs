@@ -56,8 +56,9 @@ fn solve(
             part.push(along);
         }
         let new = length(&rest);
-        // Not above, so that what is no number is left out.
-        if !(new > NEW * whole) || basis.len() == right.len() {
+        // What is no number is not new either.
+        let is_new = new > NEW * whole;
+        if !is_new || basis.len() == right.len() {
             continue;
         }
         rest.iter_mut().for_each(|rest| *rest /= new);

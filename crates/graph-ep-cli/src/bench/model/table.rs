@@ -13,14 +13,14 @@ use crate::bench::report::shape::Shapes;
 use crate::bench::table::{new_table, right};
 
 /// The laws of exchanges, how far they are off, and how far those would be in which wire and memory
-/// overlap altogether, or not at all.
-pub(super) fn laws(laws: &Laws, [checked, overlapped, added]: [&[Checked]; 3]) -> String {
+/// add up.
+pub(super) fn laws(laws: &Laws, checked: &[Checked], added: &[Checked]) -> String {
     if checked.is_empty() {
         return String::new();
     }
     let mut table = new_table();
     let names =
-        ["fixed us", "peer us", "further us", "ns a choice", "ns a slot", "wire x", "memory x"];
+        ["fixed us", "peer us", "further us", "ns a choice", "ns an expert", "wire", "memory"];
     table.set_header(["half", "kind"].map(Cell::new).into_iter().chain(names.map(right)));
     for (kind, half, law) in laws.all() {
         let mut row = vec![Cell::new(HALVES[half].to_string()), Cell::new(kind_name(kind))];
@@ -33,14 +33,13 @@ pub(super) fn laws(laws: &Laws, [checked, overlapped, added]: [&[Checked]; 3]) -
                 number(law.experts, 1e3, 1),
                 number(law.wire, 1.0, 2),
                 number(law.memory, 1.0, 2),
-                number(law.rest, 1.0, 2),
             ]
             .map(right),
         );
         table.add_row(row);
     }
     let mut text = format!(
-        "t = fixed + peer [R > 1] + further (R - 2) + choice T k + expert E + max(wire W, memory M) + rest min(W, M)\n\
+        "t = fixed + peer [R > 1] + further (R - 2) + choice T k + expert E + max(wire W, memory M)\n\
          W and M: the bytes at the measured limits; -: not told apart by these data\n{table}\n"
     );
     let mut table = new_table();
@@ -52,7 +51,7 @@ pub(super) fn laws(laws: &Laws, [checked, overlapped, added]: [&[Checked]; 3]) -
                 "worst",
                 "held out, median",
                 "worst",
-                "if added, held out",
+                "if added, median",
                 "worst",
             ]
             .map(right),
@@ -74,14 +73,11 @@ pub(super) fn laws(laws: &Laws, [checked, overlapped, added]: [&[Checked]; 3]) -
             let held = Errors::of(here.iter().filter_map(Checked::held_out_error));
             let mut row = vec![Cell::new(op.to_string()), Cell::new(kind_name(kind))];
             row.push(right(fitted.count.to_string()));
-            for errors in [fitted, held] {
+            let added = of(added);
+            let added = Errors::of(added.iter().filter_map(Checked::held_out_error));
+            for errors in [fitted, held, added] {
                 row.push(right(errors_of(errors, errors.median)));
                 row.push(right(errors_of(errors, errors.worst)));
-            }
-            for other in [overlapped, added] {
-                let other = of(other);
-                let errors = Errors::of(other.iter().filter_map(Checked::held_out_error));
-                row.push(right(errors_of(errors, errors.median)));
             }
             table.add_row(row);
         }
