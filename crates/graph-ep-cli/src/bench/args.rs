@@ -6,7 +6,7 @@ use clap::{ArgAction, Args, Subcommand, ValueEnum};
 
 use super::inputs::Skew;
 use super::model::ModelArgs;
-use super::report::{Dtype, LayoutChoice, Op};
+use super::report::{Axis, Dtype, LayoutChoice, Op};
 use crate::args::{BackendChoice, NumberError, TransferChoice, bytes, number};
 
 /// Arguments of `graph-ep bench`.
@@ -42,6 +42,10 @@ pub struct ShowArgs {
     /// Draw times and shares of the limits
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+
+    /// What the plot has across [default: the size of which there are most]
+    #[arg(long, value_name = "SIZE", value_enum)]
+    pub over: Option<Axis>,
 }
 
 /// Arguments of `graph-ep bench compare`.
@@ -122,8 +126,14 @@ pub struct MeasureArgs {
     pub samples: Option<usize>,
 
     /// MoE layers of a step that is replayed or recovered
-    #[arg(long, value_name = "N", default_value = "4", value_parser = number::positive)]
-    pub step_layers: usize,
+    #[arg(
+        long,
+        value_name = "N,..",
+        default_value = "4",
+        value_delimiter = ',',
+        value_parser = number::positive
+    )]
+    pub step_layers: Vec<usize>,
 
     /// Bytes by which the receive buffer grows: a number, or one with KiB, MiB or GiB; less where
     /// there is not so much memory [default: 1GiB, on the host 64MiB]
@@ -206,7 +216,7 @@ pub(super) mod tests {
         assert_eq!((measure.top_k, measure.sms), (vec![8], vec![0, 24]));
         assert_eq!(measure.skew, [Skew::Uniform, Skew::OneExpert]);
         assert_eq!(measure.grow_bytes, Some(2 << 20));
-        assert_eq!((measure.against, measure.step_layers), (Some(Against::Nccl), 4));
+        assert_eq!((measure.against, measure.step_layers.clone()), (Some(Against::Nccl), vec![4]));
         assert!(measure.ranks.is_empty() && measure.samples.is_none());
     }
 

@@ -159,6 +159,8 @@ pub struct Measured {
     pub ops: Vec<Op>,
     /// Layers of one replay.
     pub layers: usize,
+    /// Layers of a step that is replayed or recovered.
+    pub step_layers: usize,
     /// Whether another library moves the same bytes.
     pub against: bool,
 }
@@ -271,9 +273,25 @@ pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
         };
         let against = args.against.is_some() && !compared.contains(&alike);
         compared.push(alike);
-        Measured { shape, ops, layers, against }
+        Measured { shape, ops, layers, step_layers: 0, against }
     });
+    let measured = measured.flat_map(|measured| by_step_layers(measured, &args.step_layers));
     measured.filter(|measured| !measured.ops.is_empty()).collect()
+}
+
+/// `measured` for each number of layers of a step, with only the first of which everything else is
+/// measured.
+fn by_step_layers(measured: Measured, all: &[usize]) -> Vec<Measured> {
+    let mut found: Vec<Measured> = Vec::new();
+    for step_layers in all {
+        let mut more = Measured { step_layers: *step_layers, ..measured.clone() };
+        if !found.is_empty() {
+            more.ops.retain(|op| matches!(op, Op::Replay | Op::Recover));
+            more.against = false;
+        }
+        found.push(more);
+    }
+    found
 }
 
 /// The operations that were asked for, each once, in the order of a layer's life.
@@ -353,6 +371,14 @@ pub(super) mod tests {
             all.iter().map(|m| m.shape.case((Op::Pair, "W=1"), 2, true, 4).variant).collect();
         assert_eq!(variants, ["W=1", "W=1, pull"]);
         assert_eq!(all[1].shape.case((Op::Pair, ""), 2, true, 4).variant, "pull");
+    }
+
+    #[test]
+    fn layers_of_a_step_are_spread_over_what_has_steps() {
+        let all = of("--tokens 8 --ops pair,replay,grow --step-layers 1,4,64", 2);
+        let found: Vec<_> = all.iter().map(|m| (m.step_layers, m.ops.len())).collect();
+        assert_eq!(found, [(1, 3), (4, 1), (64, 1)]);
+        assert_eq!(of("--tokens 8 --ops pair --step-layers 1,4", 2).len(), 1);
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn show_again(args: &ShowArgs) -> Result<Verdict, BenchError> {
     let report = Report::read(&args.report)?;
     println!("{}", table::render(&report));
     if let Some(path) = &args.plot {
-        plot::write(&report, path)?;
+        plot::write(&report, args.over, path)?;
     }
     Ok(if report.verified() { Verdict::Verified } else { Verdict::Failed })
 }
@@ -134,7 +134,7 @@ fn conclude(args: &MeasureArgs, machine: &Machine, found: Found) -> Result<Verdi
         report.write(path)?;
     }
     if let Some(path) = &args.plot {
-        plot::write(&report, path)?;
+        plot::write(&report, None, path)?;
     }
     Ok(if report.verified() { Verdict::Verified } else { Verdict::Failed })
 }

@@ -1,5 +1,5 @@
-//! The plot: for each operation its time over the number of tokens, with its limit, and beside it how
-//! much of the limit was reached.
+//! The plot: for each operation its time over a size, with its limit, and beside it how much of the limit
+//! was reached. The size is that of which there are most, unless another is asked for.
 //!
 //! Nothing is told by colour: lines are told apart by the shape of their marks, and a limit is dashed.
 //! The file is SVG and names no font but `sans-serif`. Text is never measured, so drawing needs no
@@ -13,8 +13,8 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::report::Report;
 use super::report::shape::Shapes;
+use super::report::{Axis, Case, Report};
 use crate::output::write_whole;
 pub use crate::plot::PlotError;
 use crate::plot::mark::Mark;
@@ -27,24 +27,27 @@ const PANEL: u32 = 320;
 const LINE: u32 = 20;
 const MARGIN: i32 = 24;
 
-/// Draws `report` and writes the SVG to `path`, whole or not at all.
+/// Draws `report` over a size and writes the SVG to `path`, whole or not at all.
 ///
 /// # Errors
 ///
 /// [`PlotError`] says whether drawing or writing failed.
-pub fn write(report: &Report, path: &Path) -> Result<(), PlotError> {
-    write_whole(path, render(report)?.as_bytes())?;
+pub fn write(report: &Report, over: Option<Axis>, path: &Path) -> Result<(), PlotError> {
+    write_whole(path, render(report, over)?.as_bytes())?;
     Ok(())
 }
 
-/// Draws `report` as SVG.
+/// Draws `report` over a size, as SVG.
 ///
 /// # Errors
 ///
 /// [`PlotError::Draw`], should the drawing library refuse.
-pub fn render(report: &Report) -> Result<String, PlotError> {
-    let shapes = Shapes::of(report.results.iter().map(|entry| &entry.case)).over_tokens();
-    let rows = series::rows(&report.results, &shapes);
+pub fn render(report: &Report, over: Option<Axis>) -> Result<String, PlotError> {
+    let cases = || report.results.iter().map(|entry| &entry.case);
+    let axis = over.unwrap_or_else(|| Axis::of(cases()));
+    let erased: Vec<Case> = cases().map(|case| axis.erased(case)).collect();
+    let shapes = Shapes::of(&erased);
+    let rows = series::rows(&report.results, axis, &shapes);
     let heights: Vec<u32> =
         rows.iter().map(|row| PANEL + LINE * (row.series.len() as u32 + 1)).collect();
 
@@ -57,7 +60,7 @@ pub fn render(report: &Report) -> Result<String, PlotError> {
         heading(&head, report, &shapes)?;
         for (row, height) in rows.iter().zip(heights) {
             let (area, below) = rest.split_vertically(height);
-            draw_row(&area, row)?;
+            draw_row(&area, row, axis)?;
             rest = below;
         }
         root.present()?;
@@ -89,6 +92,7 @@ fn heading<DB: DrawingBackend>(
 fn draw_row<DB: DrawingBackend>(
     area: &DrawingArea<DB, Shift>,
     row: &Row,
+    size: Axis,
 ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
     let (legend, panels) = area.split_vertically(LINE * (row.series.len() as u32 + 1));
     let title = ("sans-serif", 18).into_font();
@@ -103,9 +107,9 @@ fn draw_row<DB: DrawingBackend>(
         legend.draw(&Text::new(name, at, ("sans-serif", 14).into_font()))?;
     }
     let (left, right) = panels.split_horizontally(WIDTH / 2);
-    panel::times(&left, row)?;
+    panel::times(&left, row, size)?;
     // What has no limit has no share of one either.
-    if row.has_shares() { panel::shares(&right, row) } else { Ok(()) }
+    if row.has_shares() { panel::shares(&right, row, size) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -129,13 +129,12 @@ impl Work<'_> {
             limits,
             samples: self.args.samples,
             quick: self.args.quick,
-            step_layers: self.args.step_layers,
             grow_bytes: self.machine.grow_bytes(ranks),
         };
         for ((measured, given), place) in self.shapes.iter().zip(self.given).zip(seat.shapes) {
             tracing::info!(shape = ?measured.shape, layers = measured.layers, "measuring");
             let given = given.get_or_init(|| {
-                let layers = measured.layers.max(self.args.step_layers);
+                let layers = measured.layers.max(measured.step_layers);
                 Given::new(&measured.shape, layers, self.args.seed)
             });
             ops::measure(backend.clone(), place, measured, given, &setup, join, |entry| {

@@ -4,6 +4,7 @@
 //! JSON. Names and meanings of fields are an interface: they change only together with [`SCHEMA`].
 //! Fields that a reader does not know are ignored, so that later ones may be added.
 
+mod axis;
 mod date;
 mod read;
 pub(crate) mod shape;
@@ -13,6 +14,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+pub use axis::Axis;
 pub use date::utc_now;
 pub use read::ReadError;
 pub use words::{By, Dtype, LayoutChoice, LimitKind, Op};

@@ -27,8 +27,6 @@ pub struct Setup {
     pub samples: Option<usize>,
     /// Few samples, after which nothing is known but that it works.
     pub quick: bool,
-    /// Layers of a step that is replayed or recovered.
-    pub step_layers: usize,
     /// Bytes by which a receive buffer grows.
     pub grow_bytes: u64,
 }
@@ -54,6 +52,7 @@ pub(super) struct Part<'p, B: Backend> {
     pub(super) setup: &'p Setup,
     pub(super) halves: Halves,
     layers: usize,
+    step_layers: usize,
 }
 
 impl<'p, B: Backend> Part<'p, B> {
@@ -67,7 +66,13 @@ impl<'p, B: Backend> Part<'p, B> {
         let shape = &measured.shape;
         let align = Align::new(group.context())?;
         let halves = Halves::mean(shape, given.inputs.all_counts(), &setup.devices);
-        Ok(Self { group, align, shape, given, setup, halves, layers: measured.layers })
+        let Measured { layers, step_layers, .. } = *measured;
+        Ok(Self { group, align, shape, given, setup, halves, layers, step_layers })
+    }
+
+    /// Layers of a step that is replayed or recovered.
+    pub(super) fn step_layers(&self) -> usize {
+        self.step_layers
     }
 
     /// Layers of one replay.

@@ -27,7 +27,7 @@ pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpEr
     let alignment = part.shape.alignment as u32;
     let few = (f64::from(least) / EXCESS) as u32 / alignment * alignment;
     let receive = Receive {
-        layers: part.setup.step_layers,
+        layers: part.step_layers(),
         capacity: &[few],
         max_rows: part.enough(0),
         shared: true,

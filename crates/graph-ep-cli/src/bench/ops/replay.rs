@@ -61,7 +61,7 @@ impl<B: Backend> Program<B> {
 
 /// Measures a step each way. Collective.
 pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpError> {
-    let layers = part.setup.step_layers;
+    let layers = part.step_layers();
     let capacity = (0..layers).map(|layer| part.enough(layer)).max().unwrap_or(0);
     let receive =
         Receive { layers, capacity: &[capacity], max_rows: capacity, shared: true, alike: false };

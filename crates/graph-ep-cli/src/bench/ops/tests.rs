@@ -25,7 +25,7 @@ fn limits(ranks: usize) -> Limits {
     })
 }
 
-/// As if each rank had a device of its own; steps of 3 layers.
+/// As if each rank had a device of its own.
 pub(super) fn setup(ranks: usize, grow_bytes: u64) -> Setup {
     Setup {
         devices: (0..ranks).collect(),
@@ -33,7 +33,7 @@ pub(super) fn setup(ranks: usize, grow_bytes: u64) -> Setup {
         limits: limits(ranks),
         samples: Some(2),
         quick: true,
-        step_layers: 3,
+
         grow_bytes,
     }
 }
@@ -80,7 +80,7 @@ const ALL: [Op; 7] =
 #[test]
 fn every_operation_is_measured_and_verified_and_ranks_agree() {
     let shape = Shape { tokens: 20, ranks: 3, experts: 9, ..shape() };
-    let all = Measured { shape, ops: ALL.to_vec(), layers: 2, against: false };
+    let all = Measured { shape, ops: ALL.to_vec(), layers: 2, step_layers: 3, against: false };
     let ranks = measured(&all, |_| Given::new(&shape, 3, 1));
     for (entries, end) in &ranks {
         assert!(end.is_ok(), "{end:?}");
@@ -125,13 +125,14 @@ fn rows_that_do_not_match_their_routing_are_no_success() {
     // Rank 1 has other tokens than rank 0 is told it has.
     let shape = Shape { dtype: Dtype::Fp32, ..shape() };
     let ops = vec![Op::Dispatch, Op::Combine, Op::Pair];
-    let measured = measured(&Measured { shape, ops, layers: 1, against: false }, |rank| {
-        let own = Given::new(&shape, 3, 1);
-        match rank {
-            0 => own,
-            _ => Given { rows: Given::new(&shape, 3, 2).rows, inputs: own.inputs },
-        }
-    });
+    let measured =
+        measured(&Measured { shape, ops, layers: 1, step_layers: 3, against: false }, |rank| {
+            let own = Given::new(&shape, 3, 1);
+            match rank {
+                0 => own,
+                _ => Given { rows: Given::new(&shape, 3, 2).rows, inputs: own.inputs },
+            }
+        });
     for (entries, end) in measured {
         assert!(end.is_ok(), "{end:?}");
         assert_eq!(entries.len(), 3);
@@ -141,8 +142,13 @@ fn rows_that_do_not_match_their_routing_are_no_success() {
 
 #[test]
 fn a_rank_that_fails_ends_the_others() {
-    let measured =
-        Measured { shape: shape(), ops: vec![Op::Pair, Op::Grow], layers: 1, against: false };
+    let measured = Measured {
+        shape: shape(),
+        ops: vec![Op::Pair, Op::Grow],
+        layers: 1,
+        step_layers: 3,
+        against: false,
+    };
     // Rank 1 has memory for everything but what it is to grow by.
     let backend = |rank| {
         let memory = MemoryAccount::new((rank == 1).then_some(1 << 26));

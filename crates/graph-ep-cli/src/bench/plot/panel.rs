@@ -1,4 +1,4 @@
-//! One panel: lines with marks over the number of tokens.
+//! One panel: lines with marks over a size.
 
 use std::ops::Range;
 
@@ -6,6 +6,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::series::{Point, Row};
+use crate::bench::report::Axis;
 use crate::plot::mark::Mark;
 
 /// Shades, from the page to the ink, far enough apart to survive a bad printer.
@@ -16,7 +17,7 @@ const EDGE: RGBColor = RGBColor(125, 125, 125);
 const DASH: (u32, u32) = (5, 4);
 
 /// What a vertical axis shows.
-struct Axis {
+struct Scale {
     caption: &'static str,
     unit: &'static str,
     range: Range<f64>,
@@ -30,9 +31,10 @@ struct Axis {
 pub(super) fn times<DB: DrawingBackend>(
     area: &DrawingArea<DB, Shift>,
     row: &Row,
+    size: Axis,
 ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
     let range = powers(row.times());
-    let axis = Axis {
+    let axis = Scale {
         caption: "median time, p10 to p90; dashed: at the limit",
         unit: "microseconds",
         labels: labels(&range, 8),
@@ -43,15 +45,16 @@ pub(super) fn times<DB: DrawingBackend>(
     let dashed = limits.map(|line| line.into_iter().map(|(x, y)| (x.log2(), y.log2())).collect());
     let point =
         |point: &Point| Some((point.median.log2(), Some((point.p10.log2(), point.p90.log2()))));
-    draw(area, row, &axis, dashed.collect(), point)
+    draw(area, (row, size), &axis, dashed.collect(), point)
 }
 
 /// Draws how much of its limit each operation reached.
 pub(super) fn shares<DB: DrawingBackend>(
     area: &DrawingArea<DB, Shift>,
     row: &Row,
+    size: Axis,
 ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
-    let axis = Axis {
+    let axis = Scale {
         caption: "share of the limit; dashed: the limit",
         unit: "percent",
         // A little air, so that marks at the top are whole.
@@ -59,8 +62,8 @@ pub(super) fn shares<DB: DrawingBackend>(
         labels: 8,
         label: |value| format!("{:.0}", value * 100.0),
     };
-    let Range { start, end } = powers(row.tokens());
-    draw(area, row, &axis, vec![vec![(start, 1.0), (end, 1.0)]], |point| {
+    let Range { start, end } = powers(row.sizes());
+    draw(area, (row, size), &axis, vec![vec![(start, 1.0), (end, 1.0)]], |point| {
         point.share.map(|share| (share, None))
     })
 }
@@ -70,12 +73,12 @@ type Drawn = (f64, Option<(f64, f64)>);
 
 fn draw<DB: DrawingBackend>(
     area: &DrawingArea<DB, Shift>,
-    row: &Row,
-    axis: &Axis,
+    (row, size): (&Row, Axis),
+    axis: &Scale,
     dashed: Vec<Vec<(f64, f64)>>,
     point: impl Fn(&Point) -> Option<Drawn>,
 ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
-    let across = powers(row.tokens());
+    let across = powers(row.sizes());
     let mut chart = ChartBuilder::on(area)
         .margin_right(24)
         .margin_left(8)
@@ -94,7 +97,7 @@ fn draw<DB: DrawingBackend>(
         .y_label_formatter(&|value| (axis.label)(*value))
         .label_style(("sans-serif", 14))
         .axis_desc_style(("sans-serif", 14))
-        .x_desc("tokens of each rank")
+        .x_desc(size.title())
         .y_desc(axis.unit)
         .draw()?;
     let (dash, gap) = DASH;
@@ -103,7 +106,7 @@ fn draw<DB: DrawingBackend>(
     }
     for (place, series) in row.series.iter().enumerate() {
         let drawn: Vec<(f64, Drawn)> =
-            series.points.iter().filter_map(|p| Some((p.tokens.log2(), point(p)?))).collect();
+            series.points.iter().filter_map(|p| Some((p.size.log2(), point(p)?))).collect();
         let line: Vec<(f64, f64)> = drawn.iter().map(|&(x, (y, _))| (x, y)).collect();
         let spreads = drawn.iter().filter_map(|&(x, (_, spread))| spread.map(|s| (x, s)));
         chart.draw_series(spreads.map(|(x, (low, high))| {

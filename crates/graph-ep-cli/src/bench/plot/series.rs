@@ -1,21 +1,21 @@
 //! What is drawn, before it is drawn.
 
 use super::super::report::shape::{Shapes, operation};
-use super::super::report::{Case, Entry, Op};
+use super::super::report::{Axis, Case, Entry, Op};
 use crate::plot::mark::MARKS;
 
-/// Results that differ in nothing but their tokens.
+/// Results that differ in nothing but their size.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Series {
     pub(super) name: String,
-    /// In the order of tokens.
+    /// In the order of sizes.
     pub(super) points: Vec<Point>,
 }
 
 /// One result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
-    pub(super) tokens: f64,
+    pub(super) size: f64,
     pub(super) median: f64,
     pub(super) p10: f64,
     pub(super) p90: f64,
@@ -33,7 +33,7 @@ pub(super) struct Row {
 }
 
 /// The rows of a figure, in the order in which operations occur.
-pub(super) fn rows(entries: &[Entry], shapes: &Shapes) -> Vec<Row> {
+pub(super) fn rows(entries: &[Entry], axis: Axis, shapes: &Shapes) -> Vec<Row> {
     let mut ops: Vec<(Op, Vec<(Case, Series)>)> = Vec::new();
     for entry in entries {
         let op = entry.case.op;
@@ -42,20 +42,20 @@ pub(super) fn rows(entries: &[Entry], shapes: &Shapes) -> Vec<Row> {
             ops.len() - 1
         });
         let all = &mut ops[place].1;
-        let key = Case { tokens: 0, ..entry.case.clone() };
+        let key = axis.erased(&entry.case);
         let place = all.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
             let name = [operation(&key), shapes.name(&key)];
             let name = name.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
             all.push((key, Series { name: name.join(", "), points: Vec::new() }));
             all.len() - 1
         });
-        all[place].1.points.extend(Point::of(entry));
+        all[place].1.points.extend(Point::of(entry, axis));
     }
     let mut rows = Vec::new();
     for (op, all) in ops {
         let mut series: Vec<Series> = all.into_iter().map(|(_, series)| series).collect();
         for series in &mut series {
-            series.points.sort_by(|a, b| a.tokens.total_cmp(&b.tokens));
+            series.points.sort_by(|a, b| a.size.total_cmp(&b.size));
         }
         let chunks = series.chunks(MARKS);
         rows.extend(chunks.map(|chunk| Row { op, series: chunk.to_vec() }));
@@ -65,11 +65,11 @@ pub(super) fn rows(entries: &[Entry], shapes: &Shapes) -> Vec<Row> {
 
 impl Point {
     /// None for what a logarithmic axis has no place for.
-    fn of(entry: &Entry) -> Option<Self> {
+    fn of(entry: &Entry, axis: Axis) -> Option<Self> {
         let positive = |value: f64| (value > 0.0 && value.is_finite()).then_some(value);
         let median = positive(entry.time.median_us)?;
         Some(Self {
-            tokens: positive(entry.case.tokens as f64)?,
+            size: positive(axis.value(&entry.case) as f64)?,
             median,
             p10: positive(entry.time.p10_us).unwrap_or(median),
             p90: positive(entry.time.p90_us).unwrap_or(median),
@@ -84,9 +84,9 @@ impl Row {
         self.series.iter().flat_map(|series| &series.points)
     }
 
-    /// From the fewest tokens to the most.
-    pub(super) fn tokens(&self) -> (f64, f64) {
-        extent(self.points().map(|point| point.tokens))
+    /// From the least size to the largest.
+    pub(super) fn sizes(&self) -> (f64, f64) {
+        extent(self.points().map(|point| point.size))
     }
 
     /// From the shortest time to the longest, limits included.
@@ -109,7 +109,7 @@ impl Row {
     pub(super) fn limits(&self) -> Vec<Vec<(f64, f64)>> {
         let mut lines: Vec<Vec<(f64, f64)>> = Vec::new();
         for series in &self.series {
-            let of = |point: &Point| point.limit.map(|limit| (point.tokens, limit));
+            let of = |point: &Point| point.limit.map(|limit| (point.size, limit));
             let line: Vec<_> = series.points.iter().filter_map(of).collect();
             if !line.is_empty() && !lines.contains(&line) {
                 lines.push(line);
@@ -133,20 +133,22 @@ mod tests {
     use super::*;
 
     fn shapes(entries: &[Entry]) -> Shapes {
-        Shapes::of(entries.iter().map(|entry| &entry.case)).over_tokens()
+        let erased: Vec<Case> =
+            entries.iter().map(|entry| Axis::Tokens.erased(&entry.case)).collect();
+        Shapes::of(&erased)
     }
 
     #[test]
     fn results_that_differ_in_tokens_are_one_line() {
         let results = sample().results;
-        let rows = rows(&results, &shapes(&results));
+        let rows = rows(&results, Axis::Tokens, &shapes(&results));
         let ops: Vec<Op> = rows.iter().map(|row| row.op).collect();
         assert_eq!(ops, [Op::Dispatch, Op::Combine, Op::Grow]);
         let names: Vec<&str> = rows[0].series.iter().map(|series| &*series.name).collect();
         assert_eq!(names, ["dispatch, captured", "dispatch (nccl), captured"]);
-        let tokens: Vec<f64> = rows[0].series[0].points.iter().map(|point| point.tokens).collect();
+        let tokens: Vec<f64> = rows[0].series[0].points.iter().map(|point| point.size).collect();
         assert_eq!(tokens, [1.0, 128.0, 4096.0]);
-        assert_eq!(rows[0].tokens(), (1.0, 4096.0));
+        assert_eq!(rows[0].sizes(), (1.0, 4096.0));
         assert_eq!(rows[0].limits().len(), 2);
         assert!(rows[2].limits().is_empty());
         assert_eq!([&rows[0], &rows[2]].map(Row::has_shares), [true, false]);
@@ -158,8 +160,8 @@ mod tests {
         let mut second = entry(Case { sms: 24, ..case(Op::Pair, 8) }, 10.0);
         second.time.median_us = 40.0;
         let results = [entry(case(Op::Pair, 64), 20.0), first, second];
-        let rows = rows(&results, &shapes(&results));
-        assert_eq!(rows[0].series[0].points[0].tokens, 8.0);
+        let rows = rows(&results, Axis::Tokens, &shapes(&results));
+        assert_eq!(rows[0].series[0].points[0].size, 8.0);
         assert_eq!(rows[0].limits(), [vec![(8.0, 5.0), (64.0, 10.0)], vec![(8.0, 5.0)]]);
     }
 
@@ -167,7 +169,7 @@ mod tests {
     fn too_many_series_take_several_rows_and_nothing_is_lost() {
         let of = |sms| entry(Case { sms, ..case(Op::Pair, 8) }, 10.0);
         let results: Vec<Entry> = (0..MARKS as u32 + 1).map(of).collect();
-        let rows = rows(&results, &shapes(&results));
+        let rows = rows(&results, Axis::Tokens, &shapes(&results));
         let lengths: Vec<usize> = rows.iter().map(|row| row.series.len()).collect();
         assert_eq!(lengths, [MARKS, 1]);
         assert_eq!(rows[0].limits().len(), 1);
@@ -180,8 +182,8 @@ mod tests {
         odd.time.p10_us = -1.0;
         odd.limit_us = Some(0.0);
         results.push(odd);
-        let rows = rows(&results, &shapes(&results));
+        let rows = rows(&results, Axis::Tokens, &shapes(&results));
         let [point] = rows[0].series[0].points[..] else { panic!("one point") };
-        assert_eq!((point.tokens, point.p10, point.limit), (4.0, 5.0, None));
+        assert_eq!((point.size, point.p10, point.limit), (4.0, 5.0, None));
     }
 }

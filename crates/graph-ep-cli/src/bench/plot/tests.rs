@@ -7,7 +7,7 @@ use crate::plot::tests::{assert_well_formed, count};
 
 #[test]
 fn each_operation_has_its_panels_and_each_result_its_marks() {
-    let svg = render(&sample()).unwrap();
+    let svg = render(&sample(), None).unwrap();
     assert_well_formed(&svg);
     for expected in ["\ndispatch\n", "\ncombine\n", "\ngrow\n", "dispatch (nccl), captured"] {
         assert!(svg.contains(expected), "{expected}");
@@ -22,16 +22,27 @@ fn each_operation_has_its_panels_and_each_result_its_marks() {
 fn any_report_is_drawn() {
     let mut report = sample();
     report.results = (0..20).map(|sms| entry(Case { sms, ..case(Op::Pair, 8) }, 3.0)).collect();
-    assert_well_formed(&render(&report).unwrap());
+    assert_well_formed(&render(&report, None).unwrap());
     report.results.truncate(1);
-    assert_well_formed(&render(&report).unwrap());
+    assert_well_formed(&render(&report, None).unwrap());
     report.results[0].time.median_us = 0.0;
-    assert_well_formed(&render(&report).unwrap());
+    assert_well_formed(&render(&report, None).unwrap());
     report.results[0].limit_share = Some(7.5);
     report.results[0].time.median_us = 1e-3;
-    assert_well_formed(&render(&report).unwrap());
+    assert_well_formed(&render(&report, None).unwrap());
     report.results.clear();
-    assert_well_formed(&render(&report).unwrap());
+    assert_well_formed(&render(&report, None).unwrap());
+}
+
+#[test]
+fn a_sweep_is_drawn_over_what_was_swept_or_what_is_asked_for() {
+    let mut report = sample();
+    let of = |experts| entry(Case { experts, ..case(Op::Pair, 8) }, 3.0);
+    report.results = [8, 64, 512].map(of).to_vec();
+    let svg = render(&report, None).unwrap();
+    assert!(svg.contains("\nexperts over all ranks\n") && !svg.contains("\ntokens of each rank\n"));
+    let svg = render(&report, Some(Axis::Hidden)).unwrap();
+    assert!(svg.contains("\nelements of a token\n") && svg.contains("512 experts"));
 }
 
 #[test]
@@ -40,14 +51,14 @@ fn names_cannot_break_the_file() {
     report.command = "<&\u{1}\n\">".into();
     report.results[0].case.variant = "<\u{1}".into();
     report.results[0].case.skew = "&\u{2}".into();
-    let svg = render(&report).unwrap();
+    let svg = render(&report, None).unwrap();
     assert_well_formed(&svg);
     assert!(!svg.contains(['\u{1}', '\u{2}']));
 }
 
 #[test]
 fn the_file_is_grey_and_names_no_font_of_its_own() {
-    let svg = render(&sample()).unwrap();
+    let svg = render(&sample(), None).unwrap();
     for part in svg.split("font-family=\"").skip(1) {
         assert!(part.starts_with("sans-serif\""));
     }
@@ -61,8 +72,8 @@ fn the_file_is_grey_and_names_no_font_of_its_own() {
 fn a_plot_is_written_to_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plot.svg");
-    write(&sample(), &path).unwrap();
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), render(&sample()).unwrap());
-    let error = write(&sample(), folder.path()).unwrap_err();
+    write(&sample(), None, &path).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), render(&sample(), None).unwrap());
+    let error = write(&sample(), None, folder.path()).unwrap_err();
     assert!(matches!(error, PlotError::Output(_)));
 }

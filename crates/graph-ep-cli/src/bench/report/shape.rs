@@ -28,13 +28,6 @@ impl Shapes {
         Self { first, differs }
     }
 
-    /// As if the number of tokens were the same everywhere: for where it is an axis.
-    pub(crate) fn over_tokens(mut self) -> Self {
-        self.differs[TOKENS] = false;
-        self.first[TOKENS] = String::new();
-        self
-    }
-
     /// What all cases share.
     pub(crate) fn shared(&self) -> String {
         self.chosen(&self.first, false)
@@ -66,13 +59,12 @@ pub(crate) fn operation(case: &Case) -> String {
     text
 }
 
-/// Where the tokens are in [`words`].
-const TOKENS: usize = 0;
-
-/// Every parameter. Names that came from a file may hold anything, and lines are lines.
+/// Every parameter; one of which there is none is no word, since then it is an axis or means nothing.
+/// Names that came from a file may hold anything, and lines are lines.
 fn words(case: &Case) -> [String; PARAMETERS] {
     let Case { layout, dtype, tokens, hidden, top_k, experts, ranks, gpus, skew, .. } = case;
     let counted = |number: usize, one: &str| match number {
+        0 => String::new(),
         1 => format!("1 {one}"),
         _ => format!("{number} {one}s"),
     };
@@ -80,11 +72,15 @@ fn words(case: &Case) -> [String; PARAMETERS] {
         counted(*tokens, "token"),
         format!("{layout} layout"),
         dtype.to_string(),
-        format!("hidden {hidden}"),
-        format!("top-{top_k}"),
+        if *hidden == 0 { String::new() } else { format!("hidden {hidden}") },
+        if *top_k == 0 { String::new() } else { format!("top-{top_k}") },
         counted(*experts, "expert"),
         counted(*ranks, "rank"),
-        if *gpus == 0 { "host".to_owned() } else { counted(*gpus, "GPU") },
+        match *gpus {
+            0 => "host".to_owned(),
+            usize::MAX => "a GPU each".to_owned(),
+            gpus => counted(gpus, "GPU"),
+        },
         skew.replace(char::is_control, "?"),
         if case.sms == 0 { "all SMs".to_owned() } else { counted(case.sms as usize, "SM") },
         if case.captured { "captured" } else { "launched" }.to_owned(),
@@ -95,7 +91,7 @@ fn words(case: &Case) -> [String; PARAMETERS] {
 #[cfg(test)]
 mod tests {
     use super::super::tests::case;
-    use super::super::{By, Dtype, Op};
+    use super::super::{Axis, By, Dtype, Op};
     use super::*;
 
     #[test]
@@ -109,9 +105,10 @@ mod tests {
         );
         assert_eq!(shapes.name(&cases[0]), "1 token, bf16");
         assert_eq!(shapes.name(&cases[1]), "128 tokens, fp8");
-        let over = shapes.over_tokens();
-        assert_eq!(over.name(&cases[1]), "fp8");
-        assert!(!over.shared().contains("token"));
+        let over = cases.map(|case| Axis::Tokens.erased(&case));
+        let shapes = Shapes::of(&over);
+        assert_eq!(shapes.name(&over[1]), "fp8");
+        assert!(!shapes.shared().contains("token") && !shapes.shared().contains("layers"));
     }
 
     #[test]

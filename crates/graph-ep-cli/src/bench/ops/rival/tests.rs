@@ -59,6 +59,7 @@ fn measured(join: Join<HostBackend>) -> Vec<Vec<Entry>> {
         shape,
         ops: vec![Op::Dispatch, Op::Combine, Op::Pair],
         layers: 2,
+        step_layers: 0,
         against: true,
     };
     let given = Given::new(&shape, 2, 1);
