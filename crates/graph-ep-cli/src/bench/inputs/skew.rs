@@ -19,11 +19,25 @@ pub enum Skew {
     OneExpert,
     /// The n-th most popular expert of a layer is chosen in proportion to 1/n
     Zipf,
+    /// One expert from each of top-k equal parts of all
+    Level,
+    /// Three of four tokens choose one particular expert of as many ranks as they can
+    SpreadHot,
+    /// Only experts of the first half of the ranks are chosen
+    ZeroLoad,
 }
 
 impl Skew {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Uniform, Self::HotRank, Self::OneExpert, Self::Zipf];
+    pub const ALL: [Self; 7] = [
+        Self::Uniform,
+        Self::HotRank,
+        Self::OneExpert,
+        Self::Zipf,
+        Self::Level,
+        Self::SpreadHot,
+        Self::ZeroLoad,
+    ];
 }
 
 impl fmt::Display for Skew {
@@ -43,11 +57,13 @@ const DRAWS: usize = 64;
 pub(super) struct Chooser {
     skew: Skew,
     seed: u64,
-    /// Every expert; under [`Skew::Zipf`] the most popular first, under [`Skew::HotRank`] those of rank
-    /// 0, since shares are dealt out in order.
+    /// Every expert, under [`Skew::ZeroLoad`] of the ranks that receive any; under [`Skew::Zipf`] the most
+    /// popular first, where some are hot those.
     experts: Vec<i32>,
-    /// Experts of rank 0.
+    /// Hot experts: those of rank 0, since shares are dealt out in order, or one of each rank.
     hot: usize,
+    /// Experts of the first half of the ranks.
+    receiving: usize,
     /// Popularity of each expert in `experts` and of those before it.
     popularity: Vec<usize>,
 }
@@ -58,13 +74,23 @@ impl Chooser {
         if skew == Skew::Zipf {
             Counter::new(Purpose::Hot, &[seed, layer as u64]).draw(&mut all, experts);
         }
+        let mut hot = even_range(experts, ranks, 0).len();
+        if skew == Skew::SpreadHot {
+            let first: Vec<i32> =
+                (0..ranks).map(|rank| even_range(experts, ranks, rank).start as i32).collect();
+            all.retain(|expert| !first.contains(expert));
+            hot = first.len();
+            all.splice(0..0, first);
+        }
         let mut sum = 0;
         let popularity = (1..=experts).map(|place| {
             sum += (1 << 32) / place;
             sum
         });
         let popularity = popularity.collect();
-        Self { skew, seed, experts: all, hot: even_range(experts, ranks, 0).len(), popularity }
+        // At least one rank receives something.
+        let receiving = even_range(experts, ranks, ranks.div_ceil(2) - 1).end;
+        Self { skew, seed, experts: all, hot, receiving, popularity }
     }
 
     /// Appends the `top_k` choices of the token at `place`: routing, layer and number; and their weights.
@@ -79,8 +105,22 @@ impl Chooser {
         let begin = ids.len();
         match self.skew {
             Skew::Uniform => self.draw(&mut counter, (0, 0), top_k, ids),
-            Skew::HotRank => {
-                let prefers = counter.below(2) == 0;
+            Skew::Level => {
+                let experts = self.experts.len();
+                ids.extend((0..top_k).map(|choice| {
+                    let part = even_range(experts, top_k, choice);
+                    (part.start + counter.below(part.len())) as i32
+                }));
+            }
+            Skew::ZeroLoad => {
+                let idle = self.experts.len() - self.receiving.max(top_k);
+                self.draw(&mut counter, (0, idle), top_k, ids);
+            }
+            Skew::HotRank | Skew::SpreadHot => {
+                let prefers = match self.skew {
+                    Skew::HotRank => counter.below(2) == 0,
+                    _ => counter.below(4) < 3,
+                };
                 let hot = if prefers { top_k.min(self.hot) } else { 0 };
                 self.draw(&mut counter, (0, self.experts.len() - self.hot), hot, ids);
                 let behind = if prefers { self.hot } else { 0 };
@@ -169,6 +209,15 @@ mod tests {
         let one = counts(Skew::OneExpert);
         assert_eq!(one[0], 4000);
         assert!(one[1..].iter().all(|count| count.abs_diff(267) < 100), "{one:?}");
+        let level = counts(Skew::Level);
+        assert!(level.iter().all(|count| count.abs_diff(500) < 130), "{level:?}");
+        assert_eq!(level[..8].iter().sum::<usize>(), 4000);
+        // Three of four tokens choose two of four hot experts, the others two of all.
+        let spread = counts(Skew::SpreadHot);
+        assert!([0, 4, 8, 12].iter().all(|at| spread[*at].abs_diff(1625) < 200), "{spread:?}");
+        let idle = counts(Skew::ZeroLoad);
+        assert!(idle[..8].iter().all(|count| count.abs_diff(1000) < 180), "{idle:?}");
+        assert_eq!(idle[8..], [0; 8]);
         let mut zipf = counts(Skew::Zipf);
         zipf.sort_unstable();
         assert!(zipf[15] > 3 * zipf[7] && zipf[15] > 8 * zipf[0], "{zipf:?}");
