@@ -62,7 +62,11 @@ struct RouteParams {
 };
 SAME_LAYOUT(RouteParams, 480, dependent, 476);
 
-// Both halves of a dispatch that pushes.
+// Halves of an operation that pushes.
+constexpr u32 HALF_SEND = 1;
+constexpr u32 HALF_RECEIVE = 2;
+
+// A dispatch that pushes, or a half of it.
 struct PushDispatchParams {
     Geometry geometry;
     wait::WaitParams wait;
@@ -93,10 +97,12 @@ struct PushDispatchParams {
     u32 last;
     u32 listers;
     u32 senders;
+    u32 halves;
+    u32 reserved;
 };
-SAME_LAYOUT(PushDispatchParams, 552, senders, 548);
+SAME_LAYOUT(PushDispatchParams, 560, reserved, 556);
 
-// Both halves of a combine after such a dispatch.
+// A combine after such a dispatch, or a half of it.
 struct PushCombineParams {
     Geometry geometry;
     wait::WaitParams wait;
@@ -109,9 +115,9 @@ struct PushCombineParams {
     u32 ordinal;
     u32 weighted;
     u32 senders;
-    u32 reserved;
+    u32 halves;
 };
-SAME_LAYOUT(PushCombineParams, 440, reserved, 436);
+SAME_LAYOUT(PushCombineParams, 440, halves, 436);
 
 struct CountParams {
     Geometry geometry;

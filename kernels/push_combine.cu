@@ -271,13 +271,16 @@ struct Combine {
     }
 
     __device__ __forceinline__ void run() const {
-        if (blockIdx.x == 0) {
-            announce();
+        // The two halves may come as two operations.
+        if ((c.p.halves & HALF_SEND) != 0) {
+            if (blockIdx.x == 0) {
+                announce();
+            }
+            if (blockIdx.x < c.p.senders) {
+                do_all(combine::Partials(c));
+            }
         }
-        if (blockIdx.x < c.p.senders) {
-            do_all(combine::Partials(c));
-        }
-        if (acquire()) {
+        if ((c.p.halves & HALF_RECEIVE) != 0 && acquire()) {
             do_all(combine::Sums(c));
         }
     }

@@ -14,7 +14,9 @@
 //
 // Compiled for blocks of 512 threads, one on a multiprocessor.
 
-__device__ __forceinline__ void run(const dispatch::Context &c) {
+// The two halves may come as two operations, so that something else has room between them: the first has
+// the blocks that list and send, the second those that receive.
+__device__ __forceinline__ void send(const dispatch::Context &c) {
     if (blockIdx.x < c.p.listers) {
         dispatch::Listing(c).run();
     } else if (!c.keeps_books() && blockIdx.x <= c.p.listers + c.p.senders &&
@@ -22,6 +24,9 @@ __device__ __forceinline__ void run(const dispatch::Context &c) {
         dispatch::Sending(c).run();
     }
     __syncthreads();
+}
+
+__device__ __forceinline__ void receive(const dispatch::Context &c) {
     const dispatch::Placing placing(c);
     if (!placing.run()) {
         return;
@@ -49,14 +54,21 @@ extern "C" __global__ void __launch_bounds__(dispatch::THREADS, 1)
                                     min(*at<const u32>(p.capacity), p.row_limit)};
     if (!faulted(waiter)) {
         if (given <= p.num_tokens) {
-            run(context);
+            if ((p.halves & HALF_SEND) != 0) {
+                send(context);
+            }
+            if ((p.halves & HALF_RECEIVE) != 0) {
+                receive(context);
+            }
         } else if (blockIdx.x == 0 && threadIdx.x == 0) {
             waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Dispatch, p.geometry.rank);
         }
     }
     if (last_to_leave(lane) && threadIdx.x == 0) {
-        lane->epoch = context.epoch;
-        lane->turn = context.turn;
+        if ((p.halves & HALF_RECEIVE) != 0) {
+            lane->epoch = context.epoch;
+            lane->turn = context.turn;
+        }
         lane->counted = lane->listed = lane->taken = 0;
     }
 }

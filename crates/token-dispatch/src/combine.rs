@@ -8,7 +8,9 @@ use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
 use crate::launch;
-use crate::params::{FoldParams, PushCombineParams, ReduceParams, ReducePushParams};
+use crate::params::{
+    FoldParams, HALF_RECEIVE, HALF_SEND, PushCombineParams, ReduceParams, ReducePushParams,
+};
 use crate::step::{Step, StepMode};
 
 /// The arguments of a combine.
@@ -92,7 +94,7 @@ impl<B: Backend> Lane<B> {
             ordinal,
             weighted: inner.geometry.weighted,
             senders: shape.senders,
-            reserved: 0,
+            halves: HALF_SEND | HALF_RECEIVE,
         };
         // SAFETY: 1. addresses lie in the arguments, the lane, the handle or the dispatcher, which are
         // retained; the window keeps rows below the limit that was checked, and the output has a row

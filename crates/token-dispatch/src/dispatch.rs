@@ -10,7 +10,8 @@ use crate::kernels;
 use crate::lane::Lane;
 use crate::launch;
 use crate::params::{
-    CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams, WindowState,
+    CountParams, GatherParams, HALF_RECEIVE, HALF_SEND, PushDispatchParams, RouteParams,
+    WindowParams, WindowState,
 };
 use crate::step::{Step, StepMode};
 
@@ -207,6 +208,8 @@ impl<B: Backend> Lane<B> {
             last: 1,
             listers: shape.listers,
             senders: shape.senders,
+            halves: HALF_SEND | HALF_RECEIVE,
+            reserved: 0,
         };
         let (rows, scales) = (args.rows.slice(), args.received_scales.map(RowBuffer::slice));
         let mut uses: SmallVec<[&DeviceSlice<'a, B>; 8]> = SmallVec::new();

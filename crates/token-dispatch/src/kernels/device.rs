@@ -177,11 +177,11 @@ fn agreements() -> String {
             geometry, wait, lane, handle, state, homes, topk_ids, topk_weights, tokens, scales,
             num_tokens_word, expert_counts, rank_counts, block_counts, required_by_dispatch, capacity,
             rows, received_scales, condition, num_tokens, id_bytes, ordinal, dependent, row_limit,
-            max_dispatches, budgeted, last, listers, senders,
+            max_dispatches, budgeted, last, listers, senders, halves, reserved,
         }
         PushCombineParams in "" {
             geometry, wait, lane, handle, state, peer_required, expert_rows, output, ordinal, weighted,
-            senders, reserved,
+            senders, halves,
         }
         CountParams in "" {
             geometry, wait, lane, handle, state, required_by_dispatch, capacity, row_limit,

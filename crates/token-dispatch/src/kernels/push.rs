@@ -18,9 +18,9 @@ use super::window::advance;
 use super::{reduce, reduce_push, source};
 use crate::geometry::Geometry;
 use crate::params::{
-    CountParams, DispatchHeader, ExpertHomeEntry, GatherParams, Item, LaneState, Pair,
-    PushCombineParams, PushDispatchParams, ReduceParams, ReducePushParams, RouteParams,
-    TRANSFER_PUSH, WindowParams, WindowState,
+    CountParams, DispatchHeader, ExpertHomeEntry, GatherParams, HALF_RECEIVE, HALF_SEND, Item,
+    LaneState, Pair, PushCombineParams, PushDispatchParams, ReduceParams, ReducePushParams,
+    RouteParams, TRANSFER_PUSH, WindowParams, WindowState,
 };
 
 /// Every token once to each rank of its experts, and from there to their rows.
@@ -48,13 +48,20 @@ impl Kernel for PushDispatch {
         // SAFETY: see above; the lane's state is touched only by operations of its own stream.
         let (blocks, step, epoch, turn) = unsafe {
             let lane: &mut LaneState = &mut table_mut(p.lane.state, 1)[0];
-            lane.epoch = lane.epoch.wrapping_add(1);
-            lane.turn += 1;
-            (LaneBlocks::new(&p.lane, g), StepView::new(p.state), lane.epoch, lane.turn)
+            let (epoch, turn) = (lane.epoch.wrapping_add(1), lane.turn + 1);
+            if p.halves & HALF_RECEIVE != 0 {
+                (lane.epoch, lane.turn) = (epoch, turn);
+            }
+            (LaneBlocks::new(&p.lane, g), StepView::new(p.state), epoch, turn)
         };
         // SAFETY: see above.
         unsafe {
-            send(p, &route, &blocks, &waiter, step, given as usize, (epoch, turn));
+            if p.halves & HALF_SEND != 0 {
+                send(p, &route, &blocks, &waiter, step, given as usize, (epoch, turn));
+            }
+            if p.halves & HALF_RECEIVE == 0 {
+                return;
+            }
             let words = blocks.own(g.lane.dispatch_words);
             if waiter.wait_all(Phase::Dispatch, words, epoch).is_err()
                 || !take_stock(&counting(p), &blocks, &waiter, step, TRANSFER_PUSH)
@@ -254,14 +261,19 @@ impl Kernel for PushCombine {
             let (blocks, step) = (LaneBlocks::new(&p.lane, g), StepView::new(p.state));
             let lane: LaneState = load(p.lane.state);
             let window: WindowState = load(p.handle.window);
-            reduce_push::release(&sending, &blocks, &waiter, &window);
-            reduce_push::push(&sending, &blocks, &window, |item| {
-                for piece in 0..g.sum_pieces as usize {
-                    let owner = item.source as usize;
-                    let flag = returned(g, &blocks, owner, item.slot as usize, piece);
-                    waiter.raise(Rank(item.source), flag, lane.turn);
-                }
-            });
+            if p.halves & HALF_SEND != 0 {
+                reduce_push::release(&sending, &blocks, &waiter, &window);
+                reduce_push::push(&sending, &blocks, &window, |item| {
+                    for piece in 0..g.sum_pieces as usize {
+                        let owner = item.source as usize;
+                        let flag = returned(g, &blocks, owner, item.slot as usize, piece);
+                        waiter.raise(Rank(item.source), flag, lane.turn);
+                    }
+                });
+            }
+            if p.halves & HALF_RECEIVE == 0 {
+                return;
+            }
             let words = blocks.own(g.lane.combine_words);
             if waiter.wait_all(Phase::Combine, words, lane.epoch).is_err()
                 || !fold(g, &blocks, &waiter, step, p.peer_required, p.ordinal, Phase::Combine)

@@ -32,8 +32,8 @@ pub struct PushCombineParams {
     pub weighted: u32,
     /// Blocks that push before they add up, from the first.
     pub senders: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// [`HALF_SEND`](super::HALF_SEND), [`HALF_RECEIVE`](super::HALF_RECEIVE), or both.
+    pub halves: u32,
 }
 
 /// Parameters of the expert rank's half of combine.

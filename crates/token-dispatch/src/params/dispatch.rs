@@ -46,7 +46,8 @@ pub struct RouteParams {
     pub dependent: u32,
 }
 
-/// Parameters of a dispatch that pushes: of both halves, since one kernel does them.
+/// Parameters of a dispatch that pushes: of both halves, since one kernel does them, together or each by
+/// itself.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct PushDispatchParams {
@@ -106,8 +107,12 @@ pub struct PushDispatchParams {
     pub last: u32,
     /// Blocks that build lists, from the first.
     pub listers: u32,
-    /// Blocks behind them that send before they receive.
+    /// Blocks behind the next one that send before they receive.
     pub senders: u32,
+    /// [`HALF_SEND`](super::HALF_SEND), [`HALF_RECEIVE`](super::HALF_RECEIVE), or both.
+    pub halves: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Parameters of the kernel that waits for the tokens of all ranks and counts them.

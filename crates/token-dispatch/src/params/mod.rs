@@ -13,9 +13,9 @@ pub use backward::{AcquireParams, PushWeightGradsParams, RegatherParams, Restage
 pub use combine::{FoldParams, PushCombineParams, ReduceParams, ReducePushParams};
 pub use dispatch::{CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams};
 pub use shared::{
-    CombineHeader, Destination, DispatchHeader, ExpertHomeEntry, HandleParams, Item, LaneParams,
-    LaneState, NONE, Pair, RowRef, StepState, TRANSFER_PULL, TRANSFER_PUSH, WindowItem,
-    WindowState,
+    CombineHeader, Destination, DispatchHeader, ExpertHomeEntry, HALF_RECEIVE, HALF_SEND,
+    HandleParams, Item, LaneParams, LaneState, NONE, Pair, RowRef, StepState, TRANSFER_PULL,
+    TRANSFER_PUSH, WindowItem, WindowState,
 };
 pub use step::{
     AbandonParams, AcknowledgeParams, RecordHeader, ResumeParams, StepBeginParams, StepEndParams,

@@ -30,6 +30,11 @@ pub const TRANSFER_PULL: u32 = 0;
 /// The sender writes lists and rows into the receiver's block, and a flag behind each piece of a row.
 pub const TRANSFER_PUSH: u32 = 1;
 
+/// An operation that pushes does the sender's half.
+pub const HALF_SEND: u32 = 1;
+/// It does the receiver's half.
+pub const HALF_RECEIVE: u32 = 2;
+
 /// What a rank tells each rank in a combine, or in the closing round of a step.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
