@@ -73,6 +73,9 @@ struct Unit {
 // Nobody is waited for.
 class Partials {
   public:
+    // What lands is a partial sum as it was rounded.
+    static constexpr bool ADDS_RANKS = false;
+
     __device__ __forceinline__ explicit Partials(const Context &c)
         : c_(c), others_(max(c.g().world - 1, 1u)) {
         const u32 *items = at<const u32>(c.p.handle.source_items);
@@ -136,6 +139,9 @@ class Partials {
 // other ranks from landing slots, in the order of ranks.
 class Sums {
   public:
+    // Partial sums are added to zero, also where there is only one.
+    static constexpr bool ADDS_RANKS = true;
+
     __device__ __forceinline__ explicit Sums(const Context &c)
         : c_(c), units_(c.tokens * c.g().sum_pieces),
           shares_(units_ > gridDim.x * (blockDim.x / WARP)),
@@ -176,7 +182,10 @@ class Sums {
     __device__ __forceinline__ bool ready(u32 slot, u32 landed, u32 piece) const {
         const bool there =
             !awaits(landed) || ptx::load_acquire_sys(flag(slot, piece)) == c_.turn;
-        return __all_sync(WHOLE, there);
+        const bool all = __all_sync(WHOLE, there);
+        // What one lane acquired, all read.
+        __syncwarp();
+        return all;
     }
 
     // Waits for it, each lane for one landing slot; whether it came.
@@ -185,7 +194,9 @@ class Sums {
             awaits(unit.landed) &&
             c_.waiter.wait_flag(wait::Phase::Combine, unit.rank, flag(unit.slot, unit.piece),
                                 c_.turn) != 0;
-        return !__any_sync(WHOLE, failed);
+        const bool any = __any_sync(WHOLE, failed);
+        __syncwarp();
+        return !any;
     }
 
     __device__ __forceinline__ void finish(const Unit &) const {}

@@ -70,10 +70,14 @@ class Feed {
     static __device__ __forceinline__ void wait_until_left(u32 parts) {
         if (parts >= 11) {
             ptx::wait_for_copies<11>();
-        } else if (parts >= 5) {
-            ptx::wait_for_copies<5>();
+        } else if (parts >= 6) {
+            ptx::wait_for_copies<6>();
+        } else if (parts >= 4) {
+            ptx::wait_for_copies<4>();
         } else if (parts >= 3) {
             ptx::wait_for_copies<3>();
+        } else if (parts >= 2) {
+            ptx::wait_for_copies<2>();
         } else if (parts >= 1) {
             ptx::wait_for_copies<1>();
         } else {

@@ -323,9 +323,10 @@ struct Kept {
     Choices choices[ROUNDS];
 };
 
-// Counts the choices of a stretch. What is kept is read before any of it is looked at.
+// Counts the choices of a stretch, and returns this lane's share of those that are none. What is kept is read
+// before any of it is looked at.
 template <typename Params>
-__device__ __forceinline__ void count_all(const Params &p, const Stretch &stretch,
+__device__ __forceinline__ BadIds count_all(const Params &p, const Stretch &stretch,
                                           const Counts &counts, Kept &kept) {
     BadIds bad;
     Given given[Kept::ROUNDS];
@@ -346,7 +347,7 @@ __device__ __forceinline__ void count_all(const Params &p, const Stretch &stretc
         const u32 here = token + skip;
         count(p.geometry, look(p, read(p, here, here < stretch.end), bad), counts);
     }
-    StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
+    return bad;
 }
 
 // Writes the entries of a stretch. `counts` is what comes before it, and ends behind it.

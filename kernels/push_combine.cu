@@ -182,6 +182,10 @@ struct Combine {
                         cursor.open();
                     }
                     add_landed(feed, now, begin, sum, fill);
+                } else if (Work::ADDS_RANKS) {
+                    const auto own = sum.rounded();
+                    sum = Sum(begin, now.end, c.quads());
+                    sum.add(own);
                 }
                 sum.store(now.out);
             }
@@ -238,7 +242,7 @@ struct Combine {
         for (Unit unit = work.next(); unit.out != nullptr; unit = work.next()) {
             SmallSum partial(unit.begin, unit.end, c.quads());
             partial.add(c.p.expert_rows, unit.row, unit.weight, c.p.weighted != 0, unit.rows);
-            if (unit.landed == 0) {
+            if (!Work::ADDS_RANKS) {
                 partial.store(unit.out);
             } else {
                 const auto own = partial.rounded();

@@ -45,7 +45,7 @@ class Listing {
         lists::Kept kept;
         decide();
         counted.clear();
-        lists::count_all(p, stretch, counts, kept);
+        const lists::BadIds bad = lists::count_all(p, stretch, counts, kept);
         __syncthreads();
         counted.sum([&](u32 column, u32 sum) { totals[column] = sum; });
         if (p.listers > 1 && !add_blocks(counted, totals)) {
@@ -55,6 +55,7 @@ class Listing {
             tell(totals);
         }
         if (!shared.silent) {
+            StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
             lists::write_all(p, PeerLists(geometry, c_.blocks), stretch, counts, kept);
         } else {
             for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < c_.tokens;
@@ -90,9 +91,6 @@ class Listing {
             if (c_.p.listers > 1) {
                 c_.lane()->silent = shared.silent;
             }
-            WindowState window{};
-            window.tokens = c_.tokens;
-            *at<WindowState>(c_.p.handle.window) = window;
         }
     }
 

@@ -107,7 +107,8 @@ class Placing {
 
   private:
     // Waits for one number that `source` tells. Every thread waits for those that it reads, so that
-    // nobody waits for another thread; one for each source watches the deadline.
+    // nobody waits for another thread. All come together, so that one of them for each source looks across
+    // the bus often, and the others seldom.
     __device__ __forceinline__ u32 told(u32 source, u32 entry, bool &failed) const {
         const u64 *word = c_.tallies(c_.g().rank, source) + entry;
         u64 found = 0;
@@ -116,7 +117,8 @@ class Placing {
             return tally::is_of(found, c_.turn);
         };
         if (entry != 0) {
-            failed |= !c_.waiter.follow_until(is_there);
+            failed |= c_.waiter.wait_until(wait::Phase::Dispatch, source, is_there,
+                                           wait::LOOKS_OF_MANY) != 0;
         } else {
             // A rank that does not push tells nothing, but signals.
             const u32 *signal = c_.blocks.own<u32>(c_.g().lane.dispatch_words) + source;
@@ -202,7 +204,8 @@ class Placing {
     // The same where not all fits: the block that keeps the books finds out what does.
     __device__ __forceinline__ bool place_some() const {
         const Geometry &geometry = c_.g();
-        if (!c_.await_blocks(&c_.lane()->placed, c_.epoch)) {
+        // Whoever is late is named by a wait for it, not by one for the block that waits for it too.
+        if (!lists_here() || !c_.await_blocks(&c_.lane()->placed, c_.epoch)) {
             return false;
         }
         if (threadIdx.x == 0) {

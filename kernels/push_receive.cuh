@@ -11,7 +11,7 @@ class Receiving {
   public:
     __device__ __forceinline__ explicit Receiving(const Context &c) : c_(c) {}
 
-    // Pieces of the window's items as warps come free: of every source in c_.turn, in the order in which
+    // Pieces of the window's items as warps come free: of every source in turn, in the order in which
     // each sends them.
     __device__ __forceinline__ void run() const {
         const Geometry &geometry = c_.g();

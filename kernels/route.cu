@@ -76,7 +76,8 @@ __device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks
             lists::stretch_of(mine ? tokens : 0, warp, tables.warps());
         const lists::Counts counts = tables.of_warp(lists::own_warp(tables));
         tables.clear();
-        lists::count_all(p, stretch, counts, kept);
+        const lists::BadIds bad = lists::count_all(p, stretch, counts, kept);
+        StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
         __syncthreads();
         const u32 experts = g.world * g.slots;
         tables.sum([&](u32 column, u32 sum) {
@@ -87,7 +88,8 @@ __device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks
     } else {
         const lists::Stretch stretch{0, warp == 0 ? tokens : 0};
         clear_totals(p);
-        lists::count_all(p, stretch, all, kept);
+        const lists::BadIds bad = lists::count_all(p, stretch, all, kept);
+        StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
         __syncthreads();
         find_bases(g, all.ranks, bases);
         // Counted again from zero while the lists are written, so that they end as they were.

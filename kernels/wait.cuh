@@ -67,6 +67,9 @@ __device__ __forceinline__ u64 fault_word(FaultKind kind, Phase phase, u32 culpr
 // word too, where its later waits find it.
 // Thousands of warps may wait at once, so that these looks must be rare: some hundred microseconds apart.
 constexpr u32 LOOKS_BETWEEN_CONTROL = 512;
+// The same for waits of which there are very many, for what comes together with something for which another
+// thread of the block waits.
+constexpr u32 LOOKS_OF_MANY = 64 * LOOKS_BETWEEN_CONTROL;
 // A fault that is there on this device is found sooner.
 constexpr u32 LOOKS_BETWEEN_POISON = 32;
 
@@ -166,9 +169,11 @@ class Waiter {
                           [&] { return ptx::load_acquire_gpu(word) == expected; });
     }
 
-    // Looks until `is_there` says so. Returns zero, or the fault that ended the wait.
+    // Looks until `is_there` says so. Returns zero, or the fault that ended the wait. Deadline and host are
+    // looked at every `between` looks.
     template <typename IsThere>
-    __device__ __forceinline__ u64 wait_until(Phase phase, u32 culprit, IsThere is_there) const {
+    __device__ __forceinline__ u64 wait_until(Phase phase, u32 culprit, IsThere is_there,
+                                              u32 between = LOOKS_BETWEEN_CONTROL) const {
         if (is_there()) {
             return 0;
         }
@@ -176,7 +181,7 @@ class Waiter {
         u64 last_ns = ptx::global_time_ns();
         bool counted = true;
         for (u32 look = 1;; ++look) {
-            if (look % LOOKS_BETWEEN_CONTROL == 0) {
+            if (look % between == 0) {
                 if (const u64 fault_held = fault(phase)) {
                     return fault_held;
                 }
@@ -191,19 +196,6 @@ class Waiter {
                 return 0;
             }
         }
-    }
-
-    // Looks until `is_there` says so, for what comes together with something for which another thread of
-    // this rank waits; whether it came. A fault that ends the other's wait ends this one.
-    template <typename IsThere>
-    __device__ __forceinline__ bool follow_until(IsThere is_there) const {
-        for (u32 look = 1; !is_there(); ++look) {
-            if (look % LOOKS_BETWEEN_POISON == 0 && poisoned()) {
-                return false;
-            }
-            pause(look);
-        }
-        return true;
     }
 
     // Stores `value` to a word in memory of a peer, or of this rank. Whoever finds it by a wait sees
