@@ -73,6 +73,8 @@ pub struct Case {
     pub staging: bool,
     /// Whether some ids are −1, out of range, or repeated.
     pub bad_ids: bool,
+    /// Whether values are so small that their sums may round to zero, of either sign.
+    pub tiny: bool,
     /// The rank of each expert, slots in the order of ids; `None` for contiguous shares.
     pub placement: Option<Vec<usize>>,
     /// Where experts are, in place of `placement`.
@@ -113,6 +115,7 @@ impl Case {
             device_count: false,
             staging: false,
             bad_ids: false,
+            tiny: false,
             placement: None,
             map: None,
             slots: None,

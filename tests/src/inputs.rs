@@ -200,7 +200,8 @@ impl Draw {
     /// The values of a token. One in eight is zero where zeros are scaled in a way of their own.
     fn row(&mut self, case: &Case) -> Vec<f32> {
         let zero = case.payload == Payload::Fp8 && self.below(8) == 0;
-        (0..case.hidden).map(|_| if zero { 0.0 } else { self.value() }).collect()
+        let scale = if case.tiny { 2.0_f32.powi(-24) } else { 1.0 };
+        (0..case.hidden).map(|_| if zero { 0.0 } else { scale * self.value() }).collect()
     }
 
     /// A value of ordinary size that needs rounding; now and then a zero or a small one.

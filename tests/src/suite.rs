@@ -77,6 +77,7 @@ macro_rules! conformance_suite {
                 staged_rows_and_scales,
                 fp8_rows_are_quantised_on_the_way,
                 other_number_formats_in_every_mode,
+                sums_that_round_to_zero,
                 missing_and_short_scales_are_refused,
                 tokens_across_the_staging_area_are_refused;
             layouts:

@@ -47,6 +47,15 @@ pub fn other_number_formats_in_every_mode<T: TestBackend>() {
     }
 }
 
+/// Partial sums that round to a zero of either sign are added to zero like any others, also where a token
+/// has only one of them: on its own rank, or from another.
+pub fn sums_that_round_to_zero<T: TestBackend>() {
+    for (ranks, top_k, hidden) in [(1, 1, 16), (2, 1, 24), (2, 2, 2048)] {
+        let case = Case { dtype: DType::Fp16, tiny: true, top_k, hidden, ..Case::new(ranks) };
+        conforms::<T>(&format!("tiny values, {ranks} ranks, top-{top_k}, hidden {hidden}"), &case);
+    }
+}
+
 /// What a dispatch of rows with scales refuses: no scales, nowhere to receive them, too few, and
 /// buffers of other sizes.
 pub fn missing_and_short_scales_are_refused<T: TestBackend>() {

@@ -16,7 +16,7 @@ fn skewed() -> Case {
 /// Steps behind an over-budget one move nothing on any rank until they are resumed, however many are
 /// in flight; then the over-budget step is replayed, and those behind it follow.
 pub fn steps_behind_an_over_budget_one_drain<T: TestBackend>() {
-    let case = skewed();
+    let case = Case { bad_ids: true, ..skewed() };
     let results = T::on_ranks(3, |env| {
         let rig = Rig::<T>::new(env, &case);
         let (stream, rows) = (rig.group.stream(), rig.group.rows());
