@@ -200,6 +200,32 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// and on a branch.
     fn abandon_recording(&self, stream: &Self::Stream);
 
+    /// Takes part in a recording that the owner of `stream` began on it, by this trait or by means of
+    /// the device's own: from here to [`Backend::leave_recording`] what is queued on the stream is
+    /// recorded there, loops and branches included. What it retains is kept for as long as that
+    /// recording and every graph that is made of it, and given to [`reclaim`](crate::reclaim) when the
+    /// last of them is gone. Allocates no device memory and waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Recording`] if nobody records on the stream, for a branch and the body of a loop
+    /// that were begun here, and if somebody takes part already. Nothing has changed then.
+    fn enter_recording(&self, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    /// Ends the part that [`Backend::enter_recording`] began, on the same thread. The recording goes
+    /// on, and is its owner's to end.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Recording`] if there is no such part, if the owner has ended the recording
+    /// meanwhile, and if a loop is open or a branch was not joined. In the last cases the part has
+    /// ended and the recording is [spoilt](Backend::spoil_recording).
+    fn leave_recording(&self, stream: &Self::Stream) -> Result<(), BackendError>;
+
+    /// The same for a part that could not be recorded as a whole: no graph must come of the recording,
+    /// so that ending it is an error, for its owner too. Harmless where there is no such part.
+    fn spoil_recording(&self, stream: &Self::Stream);
+
     /// Creates the condition of a loop in the recording of `stream`. The returned handle goes into
     /// the parameters of the kernels that set it: by [`crate::host::set_condition`] on the host, by
     /// `set_condition` of `loop.cuh` on a GPU. Refused on a branch: loops stand on the stream that

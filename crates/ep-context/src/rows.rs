@@ -11,14 +11,27 @@
 //! new *generation*; a graph whose shapes were fixed by an older one is stale.
 
 use std::fmt;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytemuck::{Pod, Zeroable};
 
 use crate::account::{Charge, MemoryAccount};
 use crate::backend::{Backend, BackendError, GrowableMemory, Retained};
 use crate::buffer::{Buffer, DeviceSlice};
 use crate::context::EpContext;
+use crate::keepsake::reclaim;
 use crate::queue::Queue;
+
+/// A [`RowShape`] as kernels read it.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct ShapeWords {
+    capacity: u32,
+    reserved: u32,
+    generation: u64,
+}
 
 /// Several growable buffers with one capacity in rows. A clone is the same set.
 pub struct RowSet<B: Backend> {
@@ -31,7 +44,7 @@ struct Inner<B: Backend> {
     label: &'static str,
     id: u64,
     max_rows: u32,
-    capacity_word: Buffer<B>,
+    shape_words: Buffer<B>,
     state: Mutex<State<B>>,
 }
 
@@ -87,7 +100,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<B: Backend> RowSet<B> {
     /// A set without buffers. `capacity` rows are mapped for each buffer that is added, and addresses
-    /// for `max_rows` reserved. Allocates one device word.
+    /// for `max_rows` reserved. Allocates a few device words.
     ///
     /// # Errors
     ///
@@ -113,7 +126,7 @@ impl<B: Backend> RowSet<B> {
                 label,
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
                 max_rows,
-                capacity_word: context.allocate("capacity word", size_of::<u32>())?,
+                shape_words: context.allocate("shape of rows", size_of::<ShapeWords>())?,
                 state: Mutex::new(State {
                     capacity,
                     mapped: capacity,
@@ -124,7 +137,7 @@ impl<B: Backend> RowSet<B> {
                 }),
             }),
         };
-        set.publish(&Queue::direct(context.backend(), stream), capacity)?;
+        set.publish(&Queue::direct(context.backend(), stream), set.shape())?;
         Ok(set)
     }
 
@@ -185,9 +198,21 @@ impl<B: Backend> RowSet<B> {
         self.lock().columns.iter().map(|column| column.row_bytes).sum()
     }
 
-    /// The device word that holds the capacity.
+    /// The device word that holds the capacity: u32.
     pub fn capacity_word(&self) -> DeviceSlice<'static, B> {
-        self.inner.capacity_word.slice()
+        self.word(offset_of!(ShapeWords, capacity), size_of::<u32>())
+    }
+
+    /// The device word that holds the generation of the capacity: u64. It changes with the capacity, in
+    /// the order of the stream.
+    pub fn generation_word(&self) -> DeviceSlice<'static, B> {
+        self.word(offset_of!(ShapeWords, generation), size_of::<u64>())
+    }
+
+    fn word(&self, at: usize, bytes: usize) -> DeviceSlice<'static, B> {
+        let words = self.inner.shape_words.slice();
+        // A field lies inside its struct.
+        words.get(at..at + bytes).unwrap_or(words)
     }
 
     /// Maps memory for `rows` rows behind every buffer. Nothing that queued or recorded work can see
@@ -253,6 +278,8 @@ impl<B: Backend> RowSet<B> {
     /// [`BackendError::Recording`] while a slice of one of its buffers, queued work or a graph exists
     /// that may touch its rows, or while a change of capacity is planned.
     pub fn trim(&self) -> Result<(), BackendError> {
+        // Graphs of others that are gone may still hold views.
+        reclaim();
         let mut state = self.lock();
         let refusal = |reason| BackendError::Recording { operation: "trimming a row set", reason };
         if state.planned.is_some() {
@@ -273,10 +300,11 @@ impl<B: Backend> RowSet<B> {
         Ok(())
     }
 
-    fn publish(&self, queue: &Queue<'static, B>, capacity: u32) -> Result<(), BackendError> {
-        // SAFETY: the word is read by kernels of the same stream only, or of streams that the caller
+    fn publish(&self, queue: &Queue<'static, B>, shape: RowShape) -> Result<(), BackendError> {
+        let words = ShapeWords { capacity: shape.rows, reserved: 0, generation: shape.generation };
+        // SAFETY: the words are read by kernels of the same stream only, or of streams that the caller
         // has ordered with it, as commit demands.
-        unsafe { queue.upload(&self.inner.capacity_word.slice(), &capacity.to_le_bytes()) }
+        unsafe { queue.upload(&self.inner.shape_words.slice(), bytemuck::bytes_of(&words)) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
@@ -408,7 +436,7 @@ impl<B: Backend> PlannedGrowth<B> {
     ///
     /// What the backend reports; the capacity then stays as it was and the memory mapped.
     pub fn commit(mut self, queue: &Queue<'static, B>) -> Result<(), BackendError> {
-        self.set.publish(queue, self.shape.rows)?;
+        self.set.publish(queue, self.shape)?;
         let mut state = self.set.lock();
         state.capacity = self.shape.rows;
         state.generation = self.shape.generation;

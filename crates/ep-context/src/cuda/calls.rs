@@ -142,6 +142,9 @@ driver_calls! {
     Queue cuGraphConditionalHandleCreate(handle: *mut sys::CUgraphConditionalHandle, graph: sys::CUgraph, context: sys::CUcontext, value: c_uint, flags: c_uint);
     Queue cuGraphAddNode_v2(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode, edges: *const sys::CUgraphEdgeData, count: usize, params: *mut sys::CUgraphNodeParams);
     Queue cuGraphAddChildGraphNode(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode, count: usize, child: sys::CUgraph);
+    Query cuUserObjectCreate(object: *mut sys::CUuserObject, held: *mut c_void, destroy: sys::CUhostFn, references: c_uint, flags: c_uint);
+    Query cuUserObjectRelease(object: sys::CUuserObject, count: c_uint);
+    Query cuGraphRetainUserObject(graph: sys::CUgraph, object: sys::CUuserObject, count: c_uint, flags: c_uint);
     Allocate cuGraphDestroy(graph: sys::CUgraph);
     Query cuGraphGetNodes(graph: sys::CUgraph, nodes: *mut sys::CUgraphNode, count: *mut usize);
     Query cuGraphNodeGetType(node: sys::CUgraphNode, kind: *mut sys::CUgraphNodeType);

@@ -17,6 +17,7 @@ use super::module::KernelCache;
 use super::staging::StagingPool;
 use super::stream::StreamInner;
 use crate::backend::BackendError;
+use crate::keepsake::reclaim;
 
 thread_local! {
     /// Recordings that the calling thread has open, on whatever device.
@@ -35,6 +36,21 @@ pub(super) fn recording_begins() {
 
 pub(super) fn recording_ends() {
     let _ = RECORDINGS.try_with(|open| open.set(open.get().saturating_sub(1)));
+}
+
+/// Makes calls that concern no recording: neither one of this thread nor, in the mode that forbids
+/// them to every thread, one of another. The context is current.
+pub(super) fn beside_recordings<T>(
+    driver: &Driver,
+    calls: impl FnOnce() -> T,
+) -> Result<T, DriverError> {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the place is valid and receives the mode that this thread had, one of three.
+    unsafe { driver.cuThreadExchangeStreamCaptureMode(&raw mut mode)? };
+    let result = calls();
+    // SAFETY: as above.
+    let _ = unsafe { driver.cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    Ok(result)
 }
 
 /// What a GPU is and can do.
@@ -279,23 +295,13 @@ impl Device {
     }
 
     /// As [`Device::enter`], for calls that concern no recording but that the driver refuses to a
-    /// thread that records, or holds against its recording, unless told otherwise.
+    /// thread that records, or holds against its recording, unless told otherwise. Others may record
+    /// in this process in the mode that forbids such calls to all of its threads.
     pub(super) fn enter_beside_recordings<T>(
         &self,
         calls: impl FnOnce(&'static Driver) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        if !thread_records() {
-            return self.enter(calls);
-        }
-        self.enter(|driver| {
-            let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            // SAFETY: the place is valid and receives the mode that this thread had, one of three.
-            unsafe { driver.cuThreadExchangeStreamCaptureMode(&raw mut mode)? };
-            let result = calls(driver);
-            // SAFETY: as above.
-            let _ = unsafe { driver.cuThreadExchangeStreamCaptureMode(&raw mut mode) };
-            result
-        })
+        self.enter(|driver| beside_recordings(driver, || calls(driver))?)
     }
 
     /// Sets memory to zero and waits until it is. Waits for no work of any rank.
@@ -374,11 +380,13 @@ impl Device {
                 return Ok(());
             }
             let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-            for stream in streams {
-                stream.reap(driver);
-            }
-            self.graveyard.clear(self, driver);
-            Ok(())
+            Ok(beside_recordings(driver, || {
+                reclaim();
+                for stream in streams {
+                    stream.reap(driver);
+                }
+                self.graveyard.clear(self, driver);
+            })?)
         })
     }
 }

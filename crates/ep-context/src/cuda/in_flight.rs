@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-use super::device::{Device, thread_records};
+use super::device::{Device, beside_recordings, thread_records};
 use super::driver::{Driver, EventHandle, NOT_READY, StreamHandle};
 use crate::backend::Retained;
 
@@ -70,10 +70,15 @@ impl InFlight {
     /// Takes out what passed events stood for. Looks at nothing on a thread that records, which the
     /// driver forbids.
     pub(super) fn reap(&mut self, device: &Device, driver: &Driver) -> Released {
+        if self.closed.is_empty() || thread_records() {
+            return Vec::new();
+        }
+        beside_recordings(driver, || self.take_passed(device, driver)).unwrap_or_default()
+    }
+
+    fn take_passed(&mut self, device: &Device, driver: &Driver) -> Released {
         let mut released = Vec::new();
-        while !thread_records()
-            && let Some(batch) = self.closed.front()
-        {
+        while let Some(batch) = self.closed.front() {
             // SAFETY: the event is one of the device's.
             match unsafe { driver.cuEventQuery(batch.event.0) } {
                 Err(error) if error.code == NOT_READY || !error.is_fatal() => break,

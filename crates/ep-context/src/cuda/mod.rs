@@ -32,6 +32,14 @@
 //! gives things back. A call that fails may make the driver give the recording up; ending it is an
 //! error then.
 //!
+//! Others may capture on a stream as well, one that is [borrowed](CudaBackend::borrow_stream) or whose
+//! [handle](CudaStream::raw) they know. Operations are refused meanwhile, except between
+//! [`Backend::enter_recording`] and [`Backend::leave_recording`], where they become part of that capture
+//! and a user object of its graph keeps what they use. The destructor of that object, which the driver
+//! calls, only hands this on to [`reclaim`](crate::reclaim); so do the calls that give back what was
+//! dropped. Calls that concern no capture are made so that they do not harm one of another thread,
+//! whatever its mode.
+//!
 //! # Several ranks on one device
 //!
 //! Ranks that are threads of one process can share a device if all their blocks that wait for each
@@ -63,6 +71,7 @@ mod driver;
 mod graph;
 mod graveyard;
 mod growable;
+mod guest;
 mod in_flight;
 mod launch;
 mod mapping;
@@ -145,7 +154,8 @@ impl CudaBackend {
 
     /// A stream that belongs to the caller, for work in the order of the caller's own.
     ///
-    /// It must not be captured by other means when work is queued here; that is refused.
+    /// While the caller captures on it, work that is queued here is refused, unless it takes part in
+    /// the capture: see [`Backend::enter_recording`].
     ///
     /// # Safety
     ///
@@ -370,6 +380,21 @@ impl Backend for CudaBackend {
     /// thread than the one that began it.
     fn abandon_recording(&self, stream: &CudaStream) {
         stream.abandon_recording();
+    }
+
+    /// A capture by other means may be in any mode, and the stream one that it has spread to. What is
+    /// recorded is kept by a user object of the graph that is captured. The first loops that are
+    /// recorded on a device create streams.
+    fn enter_recording(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        stream.enter_recording()
+    }
+
+    fn leave_recording(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        stream.leave_recording()
+    }
+
+    fn spoil_recording(&self, stream: &CudaStream) {
+        stream.spoil_recording();
     }
 
     fn condition(&self, stream: &CudaStream) -> Result<Condition, BackendError> {

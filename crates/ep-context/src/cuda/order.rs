@@ -47,6 +47,11 @@ pub(super) fn order(before: &CudaStream, after: &CudaStream) -> Result<(), Backe
             recorder.check_order()?;
             device.enter(|driver| {
                 other.refuse_foreign_capture(driver, NAME)?;
+                recorder.check_capture(driver, one.handle, NAME)?;
+                if recorder.is_foreign() {
+                    // It records for the owner until that ends the recording, joined or not.
+                    other.watch();
+                }
                 pass_event(driver, before, after)
             })?;
             let role = Role::Branch(recorder.fork(&other.name));

@@ -14,9 +14,11 @@ use super::device::{Device, recording_begins, recording_ends};
 use super::driver::{Driver, DriverError, GraphHandle, Handle, StreamHandle, ask_handle};
 use super::graph::{CudaRecording, Graph};
 use super::graveyard::Grave;
+use super::guest::{self, Capture, Guest};
 use super::remains::Remains;
 use super::stream::BodyStream;
 use crate::backend::{BackendError, Condition, Retained};
+use crate::keepsake::Keepsake;
 
 /// How deep loops may nest. Each open body is recorded on a stream of its own, and these are made
 /// before a recording begins.
@@ -45,7 +47,8 @@ pub(super) struct Recorder {
     device: Arc<Device>,
     thread: ThreadId,
     stream: StreamHandle,
-    /// Set when the driver has ended the capture.
+    capture: Capture,
+    /// Set when the driver has ended the capture, or this has left it.
     over: Arc<AtomicBool>,
     /// Branches that were not joined, with the names of their streams.
     branches: Vec<(ScopeId, String)>,
@@ -60,10 +63,13 @@ pub(super) struct Recorder {
     retained: Vec<Retained>,
     /// The addresses of `retained`: a buffer used by a thousand operations is held once.
     held: HashSet<usize>,
+    guest: Option<Guest>,
 }
 
 /// Where a stream stands in the graph that it records.
 pub(super) struct Position {
+    /// Tells the capture from every other of the process.
+    pub(super) capture: u64,
     pub(super) graph: GraphHandle,
     pub(super) dependencies: *const sys::CUgraphNode,
     pub(super) edges: *const sys::CUgraphEdgeData,
@@ -83,20 +89,8 @@ impl Recorder {
         {
             spare.push(body);
         }
-        let mut recorder = Self {
-            device: device.clone(),
-            thread: thread::current().id(),
-            stream,
-            over: Arc::default(),
-            branches: Vec::new(),
-            bodies: Vec::new(),
-            ended: Vec::new(),
-            conditions: Vec::new(),
-            spare,
-            broken: None,
-            retained: Vec::new(),
-            held: HashSet::new(),
-        };
+        let mut recorder = Self::of(device, stream, Capture::Own);
+        recorder.spare = spare;
         let begun = recorder.make_spare(driver).and_then(|()| {
             // SAFETY: the stream is valid and does not record.
             unsafe { driver.cuStreamBeginCapture_v2(stream.0, MODE) }
@@ -107,6 +101,134 @@ impl Recorder {
         }
         recording_begins();
         Ok(recorder)
+    }
+
+    /// Takes part in a capture that was begun on `stream` by other means. The context is current.
+    pub(super) fn join_capture(
+        device: &Arc<Device>,
+        driver: &Driver,
+        stream: StreamHandle,
+    ) -> Result<Self, BackendError> {
+        let at = position(driver, stream)?;
+        let keepsake = Keepsake::new();
+        guest::keep_for(driver, at.graph, &keepsake)?;
+        recording_begins();
+        let mut recorder = Self::of(device, stream, Capture::Foreign(at.capture));
+        recorder.guest = Some(Guest { keepsake, branches: 0, conditions: 0 });
+        Ok(recorder)
+    }
+
+    fn of(device: &Arc<Device>, stream: StreamHandle, capture: Capture) -> Self {
+        Self {
+            device: device.clone(),
+            thread: thread::current().id(),
+            stream,
+            capture,
+            over: Arc::default(),
+            branches: Vec::new(),
+            bodies: Vec::new(),
+            ended: Vec::new(),
+            conditions: Vec::new(),
+            spare: Vec::new(),
+            broken: None,
+            retained: Vec::new(),
+            held: HashSet::new(),
+            guest: None,
+        }
+    }
+
+    pub(super) fn is_foreign(&self) -> bool {
+        self.capture != Capture::Own
+    }
+
+    /// Lets what is recorded from here on be kept apart, in a recording of this backend's.
+    pub(super) fn enter(&mut self) -> Result<(), BackendError> {
+        const NAME: &str = "enter_recording";
+        if self.guest.is_some() {
+            return Err(refused(NAME, "somebody takes part in the recording already"));
+        }
+        if !self.bodies.is_empty() {
+            return Err(refused(NAME, "the body of a loop is being recorded"));
+        }
+        let keepsake = Keepsake::new();
+        self.retained.push(guest::keeper(&keepsake));
+        let (branches, conditions) = (self.branches.len(), self.conditions.len());
+        self.guest = Some(Guest { keepsake, branches, conditions });
+        Ok(())
+    }
+
+    /// Ends what `enter` or `join_capture` began. The context is current.
+    pub(super) fn leave(&mut self, driver: &Driver) -> Result<(), BackendError> {
+        const NAME: &str = "leave_recording";
+        let Some(guest) = self.guest.take() else {
+            return Err(refused(NAME, "nobody takes part in the recording"));
+        };
+        let unused = || self.conditions[guest.conditions..].iter().any(|condition| !condition.used);
+        let reason = if let Some(reason) = &self.broken {
+            reason.clone()
+        } else if !self.bodies.is_empty() {
+            "a loop has no end".to_owned()
+        } else if let Some((_, name)) = self.branches.get(guest.branches) {
+            format!("stream {name}, a branch of it, was not joined")
+        } else if unused() {
+            "a condition has no loop, which the driver does not take".to_owned()
+        } else {
+            let left = self.check_capture(driver, self.stream, NAME);
+            self.step_out();
+            return left;
+        };
+        self.spoil(driver, &reason);
+        Err(refused(NAME, &reason))
+    }
+
+    /// Sees to it that no graph comes of the recording. The context is current.
+    pub(super) fn spoil(&mut self, driver: &Driver, reason: &str) {
+        self.guest = None;
+        while !self.bodies.is_empty() {
+            // Nobody uses the graph, whatever comes of its bodies.
+            let _ = self.end_innermost(driver);
+        }
+        self.broken.get_or_insert_with(|| reason.to_owned());
+        if self.is_foreign() && self.check_capture(driver, self.stream, "spoil_recording").is_ok() {
+            // A stream that records must not be asked how far it is; one that is asked all the same
+            // has its capture given up, and whoever ends it is told.
+            // SAFETY: the handle is valid.
+            let _ = unsafe { driver.cuStreamQuery(self.stream.0) };
+        }
+        self.step_out();
+    }
+
+    /// Takes no further part in a capture of others.
+    fn step_out(&mut self) {
+        if self.is_foreign() && !self.over.swap(true, Ordering::AcqRel) {
+            recording_ends();
+            self.return_streams();
+        }
+    }
+
+    /// Whether somebody takes part.
+    pub(super) fn has_guest(&self) -> bool {
+        self.guest.is_some()
+    }
+
+    /// Fails where the owner of a capture has ended it meanwhile: what is queued then would run. `stream`
+    /// is the one that the operation is for.
+    pub(super) fn check_capture(
+        &self,
+        driver: &Driver,
+        stream: StreamHandle,
+        operation: &'static str,
+    ) -> Result<(), BackendError> {
+        let Capture::Foreign(capture) = self.capture else { return Ok(()) };
+        if !self.bodies.is_empty() {
+            // Bodies are captures of their own.
+            return Ok(());
+        }
+        match position(driver, stream) {
+            Ok(at) if at.capture == capture => Ok(()),
+            Ok(_) => Err(refused(operation, "the recording that it belongs to has ended")),
+            Err(error) => Err(error),
+        }
     }
 
     fn make_spare(&mut self, driver: &Driver) -> Result<(), DriverError> {
@@ -184,6 +306,10 @@ impl Recorder {
 
     /// Keeps what recorded work uses for as long as the graph.
     pub(super) fn retain(&mut self, retained: &[Retained]) {
+        if let Some(guest) = &self.guest {
+            guest.keepsake.keep(retained);
+            return;
+        }
         for object in retained {
             if self.held.insert(Arc::as_ptr(object).cast::<()>().addr()) {
                 self.retained.push(object.clone());
@@ -227,8 +353,12 @@ impl Recorder {
             return Err(refused(NAME, "the condition is that of an earlier loop"));
         }
         let at = position(driver, stream)?;
-        let Some(inner) = self.spare.pop() else {
+        if self.bodies.len() == MAX_DEPTH {
             return Err(refused(NAME, &format!("loops nest at most {MAX_DEPTH} deep")));
+        }
+        let inner = match self.spare.pop().or_else(|| self.device.take_body_stream()) {
+            Some(stream) => stream,
+            None => self.device.create_stream()?,
         };
         self.conditions[known].used = true;
         match conditional::open(driver, self.device.context, stream, &at, inner, condition.0) {
@@ -341,6 +471,10 @@ impl Recorder {
                 self.device.graveyard.bury(Grave::Graph(graph));
             }
         };
+        if self.guest.is_some() {
+            destroy(graph);
+            return Err(refused(NAME, "somebody still takes part in it"));
+        }
         if open > 0 {
             destroy(graph);
             return Err(refused(NAME, &format!("{open} loops have no end")));
@@ -365,12 +499,16 @@ impl Recorder {
 
     /// Ends the recording and drops it. The context is current.
     pub(super) fn abandon(mut self, driver: &Driver) {
+        if self.is_foreign() {
+            self.spoil(driver, "it was abandoned");
+            return;
+        }
         if let Ok(graph) = self.end(driver) {
             self.device.graveyard.bury(Grave::Graph(graph));
         }
     }
 
-    /// Ends every capture, the innermost first.
+    /// Ends every capture, the innermost first; never one of others, see [`Recorder::leave`].
     fn end(&mut self, driver: &Driver) -> Result<GraphHandle, DriverError> {
         while !self.bodies.is_empty() {
             // The graph is not used, whatever comes of its bodies.
@@ -390,6 +528,7 @@ impl Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         // Also where the device failed before the capture could be ended: nobody ends it any more.
+        self.step_out();
         self.over.store(true, Ordering::Release);
     }
 }
@@ -399,8 +538,13 @@ pub(super) fn position(driver: &Driver, stream: StreamHandle) -> Result<Position
     let mut status = 0_u32;
     let mut id = 0;
     let mut graph = ptr::null_mut();
-    let mut at =
-        Position { graph: Handle(graph), dependencies: ptr::null(), edges: ptr::null(), count: 0 };
+    let mut at = Position {
+        capture: 0,
+        graph: Handle(graph),
+        dependencies: ptr::null(),
+        edges: ptr::null(),
+        count: 0,
+    };
     // SAFETY: all places are valid, the first for the number behind the enum. The arrays are the
     // driver's, and last until the next call on the stream.
     unsafe {
@@ -414,9 +558,12 @@ pub(super) fn position(driver: &Driver, stream: StreamHandle) -> Result<Position
             &raw mut at.count,
         )?;
     }
-    at.graph = Handle(graph);
+    (at.capture, at.graph) = (id, Handle(graph));
     if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32 {
         return Ok(at);
+    }
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32 {
+        return Err(refused("recording", "nobody records on the stream, or not any more"));
     }
     Err(refused("recording", "an earlier call has made the driver give up the recording"))
 }

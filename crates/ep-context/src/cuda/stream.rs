@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
@@ -40,6 +40,9 @@ pub(super) struct StreamInner {
     pub(super) handle: StreamHandle,
     /// Whether the stream belongs to the caller.
     borrowed: bool,
+    /// Whether others may have it record: it belongs to them, they know its handle, or their recording
+    /// has spread to it. Before it is used it is asked about that then.
+    watched: AtomicBool,
     pub(super) name: String,
     /// Locked while an operation is queued, so that what one thread queues falls wholly before or
     /// wholly after the moment at which another begins to record. Locked before the recorder.
@@ -76,7 +79,9 @@ impl CudaStream {
 
     fn of(device: &Arc<Device>, handle: StreamHandle, borrowed: bool, name: String) -> Self {
         let state = Mutex::new(State::default());
-        let inner = Arc::new(StreamInner { device: device.clone(), handle, borrowed, name, state });
+        let (device, watched) = (device.clone(), AtomicBool::new(borrowed));
+        let inner = Arc::new(StreamInner { device, handle, borrowed, watched, name, state });
+        let device = &inner.device;
         device.register(&inner);
         Self { inner, body: None }
     }
@@ -84,10 +89,11 @@ impl CudaStream {
     /// The driver's handle of the stream: for the body of a loop, of the stream that records it.
     ///
     /// Work of the caller's own may be queued on it, in the order of the calls. While the stream
-    /// records, that work becomes part of the graph, and what it uses must outlive the graph. A
-    /// capture by other means belongs on a stream of the caller's, see
-    /// [`super::CudaBackend::borrow_stream`].
+    /// records, that work becomes part of the graph, and what it uses must outlive the graph. While
+    /// the caller captures on it by other means, operations of this crate are refused, unless they take
+    /// part in that: see [`Backend::enter_recording`](crate::Backend::enter_recording).
     pub fn raw(&self) -> sys::CUstream {
+        self.inner.watch();
         self.body.map_or(self.inner.handle, |body| body.handle).0
     }
 
@@ -114,6 +120,7 @@ impl CudaStream {
         let released = inner.device.enter(|driver| {
             if let Some(mut open) = state.part.open(operation)? {
                 let (recorder, target) = open.target(inner.handle, self.id(), operation)?;
+                recorder.check_capture(driver, target, operation)?;
                 call(driver, target.0, true).map_err(|error| inner.failed(operation, error))?;
                 recorder.retain(retained);
                 return Ok(Vec::new());
@@ -148,6 +155,9 @@ impl CudaStream {
             return Ok(());
         }
         inner.device.enter_beside_recordings(|driver| {
+            if inner.is_captured_by_others(driver)? {
+                return Ok(());
+            }
             // SAFETY: the handle is valid, and the stream does not record.
             match unsafe { driver.cuStreamQuery(inner.handle.0) } {
                 Err(error) if error.code != NOT_READY => {
@@ -225,12 +235,58 @@ impl CudaStream {
         Ok(())
     }
 
+    pub(super) fn enter_recording(&self) -> Result<(), BackendError> {
+        const NAME: &str = "enter_recording";
+        let inner = &*self.inner;
+        if self.body.is_some() {
+            return Err(refused(NAME, "the stream is the body of a loop"));
+        }
+        let mut state = lock(&inner.state);
+        if state.part.recording().is_some() {
+            drop(state);
+            return self.as_guest(NAME, |recorder, _| recorder.enter());
+        }
+        inner.watch();
+        let recorder = inner
+            .device
+            .enter(|driver| Recorder::join_capture(&inner.device, driver, inner.handle))?;
+        state.part = Part::beginning(recorder);
+        Ok(())
+    }
+
+    pub(super) fn leave_recording(&self) -> Result<(), BackendError> {
+        self.as_guest("leave_recording", Recorder::leave)
+    }
+
+    pub(super) fn spoil_recording(&self) {
+        let spoilt = self.as_guest("spoil_recording", |recorder, driver| {
+            if recorder.has_guest() {
+                recorder.spoil(driver, "what took part in it could not be recorded as a whole");
+            }
+            Ok(())
+        });
+        if let Err(error) = spoilt {
+            tracing::debug!(%error, stream = self.inner.name, "no recording to spoil");
+        }
+    }
+
+    fn as_guest(
+        &self,
+        operation: &'static str,
+        action: impl FnOnce(&mut Recorder, &'static Driver) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if self.body.is_some() {
+            return Err(refused(operation, "the stream is the body of a loop"));
+        }
+        self.with_recorder(operation, action)
+    }
+
     pub(super) fn end_recording(&self) -> Result<CudaRecording, BackendError> {
         const NAME: &str = "end_recording";
         let inner = &*self.inner;
         let recorder = self.take_recorder(NAME)?.ok_or_else(|| {
             let reason = match lock(&inner.state).part.recording() {
-                Some(_) => "is a branch of a recording that another stream began",
+                Some(_) => "records for others, or is a branch: who began the recording ends it",
                 None => "does not record",
             };
             refused(NAME, &format!("stream {} {reason}", inner.name))
@@ -263,7 +319,7 @@ impl CudaStream {
         let state = lock(&self.inner.state);
         let mut foreign = false;
         let taken = state.part.take_own(|open| {
-            let found = open.is_open(self.id());
+            let found = open.is_open(self.id()) && !open.is_foreign();
             foreign = found && !open.is_of_this_thread();
             found && !foreign
         });
@@ -350,25 +406,40 @@ impl StreamInner {
         }
     }
 
-    /// Fails while the owner of a borrowed stream records on it by other means: nothing would keep
-    /// alive what is recorded then.
+    /// Takes note that others may have the stream record from now on.
+    pub(super) fn watch(&self) {
+        self.watched.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether others have the stream record, this crate taking no part in it.
+    fn is_captured_by_others(&self, driver: &Driver) -> Result<bool, BackendError> {
+        if !self.watched.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let mut status = 0_u32;
+        let place = (&raw mut status).cast::<sys::CUstreamCaptureStatus>();
+        // SAFETY: the place is valid for the number behind the enum, and the stream, by the contract
+        // of `borrow` where it is borrowed, too.
+        unsafe { driver.cuStreamIsCapturing(self.handle.0, place)? };
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
+    }
+
+    /// Fails while others have the stream record: nothing would keep alive what is recorded then.
     pub(super) fn refuse_foreign_capture(
         &self,
         driver: &Driver,
         operation: &'static str,
     ) -> Result<(), BackendError> {
-        if !self.borrowed {
+        if !self.is_captured_by_others(driver)? {
             return Ok(());
         }
-        let mut status = 0_u32;
-        let place = (&raw mut status).cast::<sys::CUstreamCaptureStatus>();
-        // SAFETY: the place is valid for the number behind the enum, and the stream, by the contract
-        // of `borrow`, too.
-        unsafe { driver.cuStreamIsCapturing(self.handle.0, place)? };
-        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32 {
-            return Ok(());
-        }
-        Err(refused(operation, &format!("the owner of stream {} captures on it", self.name)))
+        Err(refused(
+            operation,
+            &format!(
+                "stream {} is being captured by others; a step takes part in that as an embedded step",
+                self.name
+            ),
+        ))
     }
 
     /// The error of a call on this stream: that of earlier work, if the device has failed.
@@ -389,9 +460,10 @@ impl StreamInner {
         if state.part.recording().is_some() {
             return;
         }
-        // A borrowed stream may be gone; its events are not.
+        // A borrowed stream may be gone, and another may record for others; their events are there.
         // SAFETY: the stream is this value's own, and does not record.
-        let idle = !self.borrowed && unsafe { driver.cuStreamQuery(self.handle.0) }.is_ok();
+        let watched = self.watched.load(Ordering::Relaxed);
+        let idle = !watched && unsafe { driver.cuStreamQuery(self.handle.0) }.is_ok();
         let released = if idle {
             state.in_flight.take_all(&self.device)
         } else {

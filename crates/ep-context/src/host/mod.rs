@@ -17,6 +17,7 @@ use crate::account::MemoryAccount;
 use crate::backend::{
     Backend, BackendError, Condition, LaunchShape, Processors, Retained, Specialization, Update,
 };
+use crate::keepsake::reclaim;
 use crate::kernel::{Kernel, KernelSource};
 
 mod event;
@@ -183,10 +184,12 @@ impl Backend for HostBackend {
     }
 
     fn allocate(&self, bytes: usize) -> Result<HostMemory, BackendError> {
+        reclaim();
         HostMemory::new(&self.describe("private memory"), self.account(), bytes)
     }
 
     fn reserve(&self, bytes: usize) -> Result<HostGrowable, BackendError> {
+        reclaim();
         HostGrowable::new(self.describe("growable memory"), self.account(), bytes)
     }
 
@@ -325,6 +328,18 @@ impl Backend for HostBackend {
         stream.abandon_recording();
     }
 
+    fn enter_recording(&self, stream: &HostStream) -> Result<(), BackendError> {
+        stream.enter_recording()
+    }
+
+    fn leave_recording(&self, stream: &HostStream) -> Result<(), BackendError> {
+        stream.leave_recording()
+    }
+
+    fn spoil_recording(&self, stream: &HostStream) {
+        stream.spoil_recording();
+    }
+
     fn condition(&self, stream: &HostStream) -> Result<Condition, BackendError> {
         stream.condition()
     }
@@ -345,6 +360,7 @@ impl Backend for HostBackend {
     }
 
     fn instantiate(&self, recording: HostRecording) -> Result<HostExecutable, BackendError> {
+        reclaim();
         Ok(HostExecutable::new(recording))
     }
 

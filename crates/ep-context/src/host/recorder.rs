@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::graph::HostRecording;
 use super::operation::Operation;
 use crate::backend::{BackendError, Condition, Retained};
+use crate::keepsake::{Keeper, Keepsake};
 
 /// A recording, the body of a loop in it, or a branch of it. Unique in the process, so that a handle
 /// of a body is never taken for one of a later recording.
@@ -42,6 +43,18 @@ pub(super) struct Recorder {
     retained: Vec<Retained>,
     /// The addresses of `retained`: a buffer used by a thousand operations is held once.
     held: HashSet<usize>,
+    guest: Option<Guest>,
+    /// Why no graph can come of this any more.
+    spoilt: Option<&'static str>,
+}
+
+/// Whoever takes part in a recording that somebody else began.
+#[derive(Debug)]
+struct Guest {
+    keepsake: Arc<Keepsake>,
+    /// Branches that were out, and conditions that there were, when it came.
+    branches: usize,
+    conditions: usize,
 }
 
 #[derive(Debug)]
@@ -80,7 +93,56 @@ impl Recorder {
             conditions: Vec::new(),
             retained: Vec::new(),
             held: HashSet::new(),
+            guest: None,
+            spoilt: None,
         }
+    }
+
+    /// Lets what is recorded from here on be kept apart.
+    pub(super) fn enter(&mut self) -> Result<(), BackendError> {
+        const NAME: &str = "enter_recording";
+        if self.guest.is_some() {
+            return Err(refused(NAME, "somebody takes part in the recording already"));
+        }
+        if !self.bodies.is_empty() {
+            return Err(refused(NAME, "the body of a loop is being recorded"));
+        }
+        let keepsake = Keepsake::new();
+        self.retained.push(Arc::new(Keeper { keepsake: keepsake.clone() }));
+        let (branches, conditions) = (self.branches.len(), self.conditions.len());
+        self.guest = Some(Guest { keepsake, branches, conditions });
+        Ok(())
+    }
+
+    /// Ends what `enter` began.
+    pub(super) fn leave(&mut self) -> Result<(), BackendError> {
+        const NAME: &str = "leave_recording";
+        let Some(guest) = self.guest.take() else {
+            return Err(refused(NAME, "nobody takes part in the recording"));
+        };
+        let reason = if !self.bodies.is_empty() {
+            "a loop has no end"
+        } else if self.branches.len() > guest.branches {
+            "a branch was not joined"
+        } else if self.conditions[guest.conditions..].iter().any(|condition| !condition.used) {
+            "a condition has no loop"
+        } else {
+            return Ok(());
+        };
+        self.spoil(reason);
+        Err(refused(NAME, reason))
+    }
+
+    /// Sees to it that no graph comes of this.
+    pub(super) fn spoil(&mut self, reason: &'static str) {
+        self.guest = None;
+        self.bodies.clear();
+        self.spoilt.get_or_insert(reason);
+    }
+
+    /// Whether somebody takes part.
+    pub(super) fn has_guest(&self) -> bool {
+        self.guest.is_some()
     }
 
     /// Whether the recording has ended.
@@ -131,6 +193,10 @@ impl Recorder {
         retained: &[Retained],
     ) -> Result<(), BackendError> {
         self.innermost(body, operation.name())?.operations.push(operation);
+        if let Some(guest) = &self.guest {
+            guest.keepsake.keep(retained);
+            return Ok(());
+        }
         for object in retained {
             if self.held.insert(Arc::as_ptr(object).cast::<()>().addr()) {
                 self.retained.push(object.clone());
@@ -206,6 +272,15 @@ impl Recorder {
 
     /// The recording, if no loop is open and every branch was joined.
     pub(super) fn finish(self) -> Result<HostRecording, BackendError> {
+        if let Some(reason) = self.spoilt {
+            return Err(refused(
+                "end_recording",
+                &format!("what took part in it could not be recorded as a whole: {reason}"),
+            ));
+        }
+        if self.guest.is_some() {
+            return Err(refused("end_recording", "somebody still takes part in it"));
+        }
         if let Some((_, name)) = self.branches.first() {
             return Err(refused(
                 "end_recording",

@@ -158,6 +158,37 @@ impl HostStream {
         drop(self.take_recorder());
     }
 
+    pub(super) fn enter_recording(&self) -> Result<(), BackendError> {
+        self.as_guest("enter_recording", Recorder::enter)
+    }
+
+    pub(super) fn leave_recording(&self) -> Result<(), BackendError> {
+        self.as_guest("leave_recording", Recorder::leave)
+    }
+
+    pub(super) fn spoil_recording(&self) {
+        let spoilt = self.as_guest("spoil_recording", |recorder| {
+            if recorder.has_guest() {
+                recorder.spoil("its owner was told why");
+            }
+            Ok(())
+        });
+        if let Err(error) = spoilt {
+            tracing::debug!(%error, "no recording to spoil");
+        }
+    }
+
+    fn as_guest(
+        &self,
+        operation: &'static str,
+        action: impl FnOnce(&mut Recorder) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if self.body.is_some() {
+            return Err(refused(operation, "the stream is the body of a loop"));
+        }
+        self.with_recorder(operation, action)
+    }
+
     /// The recording that this stream began, or is a body of. What it retains is dropped by the caller,
     /// without a lock held: a destructor may use the stream.
     fn take_recorder(&self) -> Option<Recorder> {
