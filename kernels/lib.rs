@@ -57,6 +57,8 @@ pub const LISTS: Text = ("lists.cuh", include_str!("lists.cuh"));
 pub const STAGE: Text = ("stage.cuh", include_str!("stage.cuh"));
 /// Folding what every rank said into the counters of a step.
 pub const FOLD: Text = ("fold.cuh", include_str!("fold.cuh"));
+/// Finding that a step was recorded for shapes that do not hold any more.
+pub const STALE: Text = ("stale.cuh", include_str!("stale.cuh"));
 
 /// Every header, for a kernel that need not choose.
 pub const HEADERS: &[Text] = &[
@@ -84,6 +86,7 @@ pub const HEADERS: &[Text] = &[
     PUSH_PLACES,
     PUSH_RECEIVE,
     COMBINE_UNITS,
+    STALE,
 ];
 
 /// Kernels of the tests of the CUDA backend.

@@ -31,15 +31,23 @@ struct HandleParams {
 };
 SAME_LAYOUT(HandleParams, 112, row_experts, 104);
 
+// The generation of a row set for which a step was recorded.
+struct ShapeCheck {
+    u64 generation;
+    u64 recorded;
+};
+SAME_LAYOUT(ShapeCheck, 16, recorded, 8);
+
 struct StepBeginParams {
     wait::WaitParams wait;
     u64 state;
     u64 peer_required;
     u64 required_by_dispatch;
     u32 max_dispatches;
-    u32 reserved;
+    u32 shape_count;
+    ShapeCheck shapes[4];
 };
-SAME_LAYOUT(StepBeginParams, 56, reserved, 52);
+SAME_LAYOUT(StepBeginParams, 120, shapes, 56);
 
 struct RouteParams {
     Geometry geometry;

@@ -1,4 +1,4 @@
-#include "params.cuh"
+#include "stale.cuh"
 
 // Publishes the record of the step, and holds back later steps after an overflow. One block.
 extern "C" __global__ void __launch_bounds__(256, 2)
@@ -15,7 +15,9 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        if (p.hold != 0 && state->first_over != NONE && state->drained == 0) {
+        // A rank that drained by itself, its graph being stale, is held back as its peers are.
+        const bool counts = state->drained == 0 || (state->required & stale::MARK) != 0;
+        if (p.hold != 0 && state->first_over != NONE && counts) {
             state->held = 1;
         }
         RecordHeader *header = at<RecordHeader>(record);

@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use bytemuck::Zeroable;
 use ep_context::backend::Memory;
 use ep_context::rendezvous::all_or_none;
 use ep_context::signal::params::WaitParams;
 use ep_context::{
-    Backend, Buffer, ContextError, EpContext, Fault, FaultKind, Kernel, KernelSource, LaunchShape,
-    Phase, Queue, Rank, Retained, Specialization,
+    Backend, Buffer, ContextError, DeviceSlice, EpContext, Fault, FaultKind, Kernel, KernelSource,
+    LaunchShape, Phase, Queue, Rank, Retained, RowSet, RowShape, Specialization,
 };
 use smallvec::SmallVec;
 
@@ -22,7 +23,8 @@ use crate::kernels;
 use crate::lane::{Lane, LaneMemory};
 use crate::launch;
 use crate::params::{
-    AbandonParams, ExpertHomeEntry, ResumeParams, StepBeginParams, StepEndParams, StepState,
+    AbandonParams, ExpertHomeEntry, MAX_CHECKED_SETS, ResumeParams, ShapeCheck, StepBeginParams,
+    StepEndParams, StepState,
 };
 use crate::record::RecordRing;
 
@@ -260,10 +262,22 @@ impl<B: Backend> TokenDispatcher<B> {
     }
 
     /// Counts one launch of a step and returns its number, by which its record is found. Whoever
-    /// replays a recorded step calls this once a replay; [`Step`](crate::Step) does so for steps
-    /// that are not recorded.
+    /// launches a recorded step by other means than this library calls this once a launch, after
+    /// [`TokenDispatcher::catch_up`] before it. [`Step`](crate::Step) does both for steps that are not
+    /// recorded, and so do graphs that are replayed through this library.
     pub fn count_step(&self) -> u32 {
         self.inner.steps.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// Counts the steps that somebody launched and nobody counted, as far as their records are
+    /// published: so that the next step gets the number that the device gives it. To be called before
+    /// a launch, not between a launch and its [`TokenDispatcher::count_step`].
+    pub fn catch_up(&self) {
+        let mut counted = self.inner.steps.load(Ordering::Relaxed);
+        while self.records().is_published(counted.wrapping_add(1)) {
+            counted = counted.wrapping_add(1);
+            self.inner.steps.store(counted, Ordering::Relaxed);
+        }
     }
 
     /// The records that steps publish.
@@ -351,6 +365,11 @@ impl<B: Backend> TokenDispatcher<B> {
         }?)
     }
 
+    /// The number of the step that was counted last.
+    pub(crate) fn counted_steps(&self) -> u32 {
+        self.inner.steps.load(Ordering::Relaxed)
+    }
+
     /// Tells this dispatcher from every other while it lives.
     pub(crate) fn id(&self) -> u64 {
         self.inner.id
@@ -375,24 +394,38 @@ impl<B: Backend> TokenDispatcher<B> {
         [shared, self.inner.context.retain_signals()].into_iter().collect()
     }
 
-    pub(crate) fn launch_begin(&self, queue: &Queue<'_, B>) -> Result<(), DispatchError> {
+    /// Begins a step. One that is recorded and whose replays the host does not see checks `shapes` by
+    /// itself.
+    pub(crate) fn launch_begin(
+        &self,
+        queue: &Queue<'_, B>,
+        shapes: &[(RowSet<B>, RowShape)],
+    ) -> Result<(), DispatchError> {
         let shared = &self.inner.shared;
+        let words: SmallVec<[DeviceSlice<'_, B>; MAX_CHECKED_SETS]> =
+            shapes.iter().map(|(set, _)| set.generation_word()).collect();
+        let mut checks = [ShapeCheck::zeroed(); MAX_CHECKED_SETS];
+        for (check, (word, (_, shape))) in checks.iter_mut().zip(words.iter().zip(shapes)) {
+            *check = ShapeCheck { generation: word.address(), recorded: shape.generation };
+        }
         let params = StepBeginParams {
             wait: self.wait_params(),
             state: shared.state.address(),
             peer_required: shared.peer_required.address(),
             required_by_dispatch: shared.required_by_dispatch.address(),
             max_dispatches: self.inner.config.max_dispatches as u32,
-            reserved: 0,
+            shape_count: words.len().min(MAX_CHECKED_SETS) as u32,
+            shapes: checks,
         };
-        // SAFETY: every address lies in `shared` or the signal memory, both retained; operations of
-        // one dispatcher are ordered by its streams.
+        let uses: SmallVec<[&DeviceSlice<'_, B>; MAX_CHECKED_SETS]> = words.iter().collect();
+        // SAFETY: every address lies in `shared` or the signal memory, both retained, or in `uses`;
+        // operations of one dispatcher are ordered by its streams, and so is a change of capacity.
         Ok(unsafe {
             queue.launch::<kernels::StepBegin>(
                 &self.inner.kernels.step_begin,
                 launch::peers(&self.inner.geometry),
                 &params,
-                &[],
+                &uses,
                 &self.retained(),
             )
         }?)

@@ -76,6 +76,23 @@ pub enum DispatchError {
         /// Records that the ring holds.
         ring: usize,
     },
+    /// A rank replayed a graph that was recorded for another capacity than it has now. Its step moved
+    /// nothing there, and its outputs count nowhere. Every rank says so, and the group goes on: that
+    /// rank records again, and all replay.
+    #[error(
+        "step {step}: {rank} replayed a stale graph: recorded for generation {recorded} of its receive \
+         capacity, now there is generation {now}; record it again"
+    )]
+    StaleGraph {
+        /// The rank, the lowest if there are several.
+        rank: Rank,
+        /// The step.
+        step: u32,
+        /// The generation for which the graph was recorded; 32767 for that and all later ones.
+        recorded: u64,
+        /// The generation that holds; 65535 for that and all later ones.
+        now: u64,
+    },
     /// The group failed while a step ran.
     #[error("the group has failed: {0}")]
     Fault(#[from] Fault),

@@ -58,6 +58,6 @@ pub fn fixed_memory(
                     + block_count_bytes(&geometry)),
         ),
         ("handle", handle_bytes(&geometry)),
-        ("capacity word", size_of::<u32>()),
+        ("shape of rows", size_of::<[u64; 2]>()),
     ]
 }

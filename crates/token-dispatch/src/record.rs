@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use ep_context::backend::MappedMemory;
-use ep_context::{Backend, EpContext, Fault, Phase};
+use ep_context::{Backend, EpContext, Fault, Phase, Rank};
 
 use crate::config::DispatchConfig;
 use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
-use crate::params::{NONE, RecordHeader};
+use crate::params::{NONE, RecordHeader, STALE};
 
 /// What one step did, as its last operation published it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,12 +88,37 @@ impl<'d, B: Backend> Records<'d, B> {
         Self { dispatcher }
     }
 
+    /// Whether the record of `step` is published and still there. Reads one word of host memory.
+    pub fn is_published(&self, step: u32) -> bool {
+        let inner = &self.dispatcher.inner;
+        let (config, ring) = (&inner.config, &inner.shared.ring);
+        let slot = step as usize % config.record_ring;
+        // SAFETY: the slot lies inside the ring, which lives as long as the dispatcher; records are
+        // aligned to 64 bytes, and their first word is only accessed atomically.
+        let sequence = unsafe {
+            AtomicU32::from_ptr(ring.memory.host_address().add(slot * ring.stride).cast())
+        };
+        let wanted = step.wrapping_add(1);
+        wanted != 0 && sequence.load(Ordering::Acquire) == wanted
+    }
+
+    /// The records of all steps from the next one on, in the order of the device, whoever launches
+    /// them: for steps that an engine replays without telling. The record of each has to be read before
+    /// the ring has come round.
+    pub fn follow(&self) -> Follower<B> {
+        self.dispatcher.catch_up();
+        let next = self.dispatcher.counted_steps().wrapping_add(1);
+        Follower { dispatcher: self.dispatcher.clone(), next }
+    }
+
     /// The record of `step`, or `None` if it is not published yet.
     ///
     /// # Errors
     ///
     /// [`DispatchError::Fault`] if the group failed before or in that step,
-    /// [`DispatchError::RecordLost`] if a later step has taken its place.
+    /// [`DispatchError::RecordLost`] if a later step has taken its place,
+    /// [`DispatchError::StaleGraph`] if a rank ran the step from a graph that was recorded for another
+    /// capacity than it has; the group goes on.
     pub fn poll(&self, step: u32) -> Result<Option<StepRecord>, DispatchError> {
         let inner = &self.dispatcher.inner;
         let (config, ring) = (&inner.config, &inner.shared.ring);
@@ -132,6 +157,16 @@ impl<'d, B: Backend> Records<'d, B> {
             return Err(fault.into());
         }
         let world = inner.context.world();
+        if let Some((rank, said)) =
+            tail[..world].iter().enumerate().find(|(_, said)| **said & STALE != 0)
+        {
+            return Err(DispatchError::StaleGraph {
+                rank: Rank::from_index(rank),
+                step: header.step,
+                recorded: u64::from((said & !STALE) >> 16),
+                now: u64::from(said & 0xffff),
+            });
+        }
         let kept = (header.dispatches as usize).min(config.max_dispatches);
         Ok(Some(StepRecord {
             step: header.step,
@@ -207,6 +242,60 @@ impl<'d, B: Backend> Records<'d, B> {
 impl<B: Backend> fmt::Debug for Records<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Records").field("dispatcher", self.dispatcher).finish()
+    }
+}
+
+/// Reads the records of steps one after the other, as the device numbers them. Reading makes no call to
+/// the device.
+pub struct Follower<B: Backend> {
+    dispatcher: TokenDispatcher<B>,
+    next: u32,
+}
+
+impl<B: Backend> Follower<B> {
+    /// The number of the step whose record comes next.
+    pub fn next_step(&self) -> u32 {
+        self.next
+    }
+
+    /// The record of the next step, or `None` if it is not published yet.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Records::poll`]. A stale graph and a lost record are a step's as any other, and the next
+    /// call is for the step behind it.
+    pub fn poll(&mut self) -> Result<Option<StepRecord>, DispatchError> {
+        let polled = self.dispatcher.records().poll(self.next);
+        self.pass(matches!(polled, Ok(Some(_))), polled.as_ref().err());
+        polled
+    }
+
+    /// The record of the next step, as [`Records::wait_on`] waits for one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Follower::poll`] and [`Records::wait_on`].
+    pub fn wait_on(&mut self, stream: &B::Stream) -> Result<StepRecord, DispatchError> {
+        let waited = self.dispatcher.records().wait_on(self.next, stream);
+        self.pass(waited.is_ok(), waited.as_ref().err());
+        waited
+    }
+
+    /// Goes on to the next step where there is no more to come of this one.
+    fn pass(&mut self, read: bool, error: Option<&DispatchError>) {
+        let over = matches!(
+            error,
+            Some(DispatchError::StaleGraph { .. } | DispatchError::RecordLost { .. })
+        );
+        if read || over {
+            self.next = self.next.wrapping_add(1);
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Follower<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Follower").field("next", &self.next).finish_non_exhaustive()
     }
 }
 

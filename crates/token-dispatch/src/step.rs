@@ -12,7 +12,7 @@ use crate::handle::Handle;
 use crate::kernels;
 use crate::lane::Lane;
 use crate::launch;
-use crate::params::AcknowledgeParams;
+use crate::params::{AcknowledgeParams, MAX_CHECKED_SETS};
 
 mod branches;
 
@@ -110,6 +110,8 @@ pub struct Step<'a, B: Backend> {
     number: Option<u32>,
     branches: Branches<B>,
     in_loop: bool,
+    /// Nothing but the step itself sees whether its shapes hold when it is replayed.
+    checks_itself: bool,
 }
 
 /// A dispatch whose combine has not come yet.
@@ -149,29 +151,119 @@ impl<'a, B: Backend> Step<'a, B> {
         options: StepOptions,
     ) -> Result<Self, DispatchError> {
         let recording = queue.is_recording();
-        if recording && matches!(options.mode, StepMode::Eager { .. }) {
-            return Err(DispatchError::Order {
-                operation: "eager step",
-                rank: dispatcher.rank(),
-                reason:
-                    "the host looks at every dispatch, which a recording cannot hold; record a \
-                         static step"
-                        .to_owned(),
+        if recording {
+            Self::check_recordable(dispatcher, &options)?;
+        } else {
+            dispatcher.catch_up();
+        }
+        let mut step = Self::new(dispatcher, queue, options);
+        dispatcher.launch_begin(&step.queue, &[])?;
+        step.number = (!recording).then(|| dispatcher.count_step());
+        Ok(step)
+    }
+
+    /// Begins a step that is recorded into a graph which somebody else launches, so that nobody looks
+    /// at [`StepSummary::shapes`] before a replay: where it is shaped by capacity, each replay looks by
+    /// itself whether `sets` have the capacity for which it was recorded, and one that is stale moves
+    /// nothing and is reported on all ranks, as [`DispatchError::StaleGraph`]. The step may receive into
+    /// these sets only.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Step::begin`]; [`DispatchError::Order`] on a queue that does not record;
+    /// [`DispatchError::Argument`] for more sets than [`MAX_CHECKED_SETS`].
+    pub fn begin_embedded(
+        dispatcher: &TokenDispatcher<B>,
+        queue: Queue<'a, B>,
+        options: StepOptions,
+        sets: &[&RowSet<B>],
+    ) -> Result<Self, DispatchError> {
+        const OP: &str = "embedded step";
+        let rank = dispatcher.rank();
+        Self::check_recordable(dispatcher, &options)?;
+        if !queue.is_recording() {
+            let reason = "the stream does not record".to_owned();
+            return Err(DispatchError::Order { operation: OP, rank, reason });
+        }
+        if sets.len() > MAX_CHECKED_SETS {
+            return Err(DispatchError::Argument {
+                operation: OP,
+                rank,
+                argument: "number of row sets",
+                value: sets.len().to_string(),
+                limit: format!("at most {MAX_CHECKED_SETS}"),
             });
         }
-        dispatcher.launch_begin(&queue)?;
-        let number = (!recording).then(|| dispatcher.count_step());
-        Ok(Self {
+        let mut step = Self::new(dispatcher, queue, options);
+        step.checks_itself = options.shaping == RowShaping::Capacity;
+        if step.checks_itself {
+            step.shapes = sets.iter().map(|set| ((*set).clone(), set.recording_shape())).collect();
+        }
+        dispatcher.launch_begin(&step.queue, &step.shapes)?;
+        Ok(step)
+    }
+
+    /// Fails for a step that no recording can hold.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Order`] for an eager step.
+    pub fn check_recordable(
+        dispatcher: &TokenDispatcher<B>,
+        options: &StepOptions,
+    ) -> Result<(), DispatchError> {
+        if !matches!(options.mode, StepMode::Eager { .. }) {
+            return Ok(());
+        }
+        Err(DispatchError::Order {
+            operation: "eager step",
+            rank: dispatcher.rank(),
+            reason: "the host looks at every dispatch, which a recording cannot hold; record a \
+                     static step"
+                .to_owned(),
+        })
+    }
+
+    fn new(dispatcher: &TokenDispatcher<B>, queue: Queue<'a, B>, options: StepOptions) -> Self {
+        Self {
             dispatcher: dispatcher.clone(),
             queue,
             options,
             ordinal: 0,
             open: SmallVec::new(),
             shapes: SmallVec::new(),
-            number,
+            number: None,
             branches: Branches::new(),
             in_loop: false,
-        })
+            checks_itself: false,
+        }
+    }
+
+    /// Goes on with a step in another recording: a step may be spread over several graphs, which are
+    /// then replayed one after the other, all of them in each step.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Order`] if a branch is out, in the body of a loop, if the queue does not record
+    /// or the step did not, and if the capacity has changed since the step was begun.
+    pub fn continue_on(&mut self, queue: Queue<'a, B>) -> Result<(), DispatchError> {
+        const OP: &str = "next piece of a step";
+        if self.in_loop || self.branches.any_out() {
+            return Err(
+                self.order_error(OP, "a branch or a loop ends in the recording in which it began")
+            );
+        }
+        if self.number.is_some() || !queue.is_recording() {
+            return Err(self.order_error(OP, "only a step that is recorded comes in pieces"));
+        }
+        if self.shapes.iter().any(|(set, shape)| set.recording_shape() != *shape) {
+            return Err(self.order_error(
+                OP,
+                "the receive capacity has changed since the step was begun; record all of it again",
+            ));
+        }
+        self.queue = queue;
+        Ok(())
     }
 
     /// Where operations of the caller's own go, between those of the step; in the body of a loop,
@@ -326,6 +418,15 @@ impl<'a, B: Backend> Step<'a, B> {
                 lane.index()
             )));
         }
+        let rows = handle.rows();
+        let is_new = !self.shapes.iter().any(|(set, _)| set.id() == rows.id());
+        if is_new && self.checks_itself {
+            return Err(order(
+                "the handle's row set was not named when the embedded step was begun, so no replay \
+                 would find out that its capacity has changed"
+                    .to_owned(),
+            ));
+        }
         self.claim_dispatch(lane, handle)?;
         let ordinal = self.ordinal;
         self.ordinal += 1;
@@ -336,8 +437,7 @@ impl<'a, B: Backend> Step<'a, B> {
             tokens,
             pushed: false,
         });
-        let rows = handle.rows();
-        if !self.shapes.iter().any(|(set, _)| set.id() == rows.id()) {
+        if is_new {
             self.shapes.push((rows.clone(), rows.recording_shape()));
         }
         Ok(ordinal)

@@ -121,7 +121,7 @@ macro_rules! layouts {
 
 /// Assertions in C++ of everything that Rust and the device agree on.
 fn agreements() -> String {
-    let mut text = "#include \"params.cuh\"\n".to_owned();
+    let mut text = "#include \"params.cuh\"\n#include \"stale.cuh\"\n".to_owned();
     layouts! { text:
         WaitParams in "wait::" { control, attention, rank, world }
         ControlBlock in "wait::" { abort, suspended, fault, deadline_ms }
@@ -167,8 +167,9 @@ fn agreements() -> String {
             source_pairs, bases, taken, items, pairs, row_weights, row_experts,
         }
         StepBeginParams in "" {
-            wait, state, peer_required, required_by_dispatch, max_dispatches, reserved,
+            wait, state, peer_required, required_by_dispatch, max_dispatches, shape_count, shapes,
         }
+        ShapeCheck in "" { generation, recorded }
         RouteParams in "" {
             geometry, wait, lane, handle, state, homes, topk_ids, topk_weights, tokens, scales,
             num_tokens_word, expert_counts, rank_counts, num_tokens, id_bytes, ordinal, dependent,
@@ -214,6 +215,7 @@ fn agreements() -> String {
     equal("NONE", NONE);
     equal("TRANSFER_PULL", TRANSFER_PULL);
     equal("TRANSFER_PUSH", TRANSFER_PUSH);
+    equal("stale::MARK", STALE);
     equal("wait::PHASES", Phase::COUNT as u32);
     equal("wait::Phase::Dispatch", Phase::Dispatch as u32);
     equal("wait::Phase::Combine", Phase::Combine as u32);

@@ -10,7 +10,8 @@ use graph_ep_kernels::dispatch as device;
 use super::memory::{load, store, table, table_mut};
 use super::source;
 use crate::params::{
-    AbandonParams, NONE, RecordHeader, ResumeParams, StepBeginParams, StepEndParams, StepState,
+    AbandonParams, NONE, RecordHeader, ResumeParams, STALE, StepBeginParams, StepEndParams,
+    StepState,
 };
 
 /// Counts the step and clears what is counted within one.
@@ -26,21 +27,37 @@ impl Kernel for StepBegin {
         // SAFETY: the launch vouches for every address; nothing else of the step runs yet.
         unsafe {
             let before: StepState = load(p.state);
-            store(
-                p.state,
-                StepState {
-                    step: before.step.wrapping_add(1),
-                    held: before.held,
-                    drained: before.held,
-                    first_over: NONE,
-                    capacity: u32::MAX,
-                    ..StepState::zeroed()
-                },
-            );
+            let mut fresh = StepState {
+                step: before.step.wrapping_add(1),
+                held: before.held,
+                drained: before.held,
+                first_over: NONE,
+                capacity: u32::MAX,
+                ..StepState::zeroed()
+            };
+            if let (0, Some(stale)) = (fresh.held, stale_mark(p)) {
+                // It moves nothing here, and all learn of it as if the first dispatch were over budget.
+                (fresh.drained, fresh.first_over, fresh.required) = (1, 0, stale);
+            }
+            store(p.state, fresh);
             table_mut::<u32>(p.peer_required, p.wait.world as usize).fill(0);
             table_mut::<u32>(p.required_by_dispatch, p.max_dispatches as usize).fill(0);
         }
     }
+}
+
+/// What this rank says that it required if its graph was recorded for shapes that do not hold.
+///
+/// # Safety
+///
+/// The addresses in `shapes` are valid, and nothing writes the words meanwhile.
+unsafe fn stale_mark(p: &StepBeginParams) -> Option<u32> {
+    p.shapes.iter().take(p.shape_count as usize).find_map(|check| {
+        // SAFETY: the caller's promise.
+        let now: u64 = unsafe { load(check.generation) };
+        (now != check.recorded)
+            .then(|| STALE | (check.recorded.min(0x7fff) as u32) << 16 | now.min(0xffff) as u32)
+    })
 }
 
 /// Publishes the record of the step, and holds back later steps after an overflow.
@@ -60,7 +77,9 @@ impl Kernel for StepEnd {
         // SAFETY: see above.
         unsafe {
             let state: &mut StepState = &mut table_mut(p.state, 1)[0];
-            if p.hold != 0 && state.first_over != NONE && state.drained == 0 {
+            // A rank that drained by itself, its graph being stale, is held back as its peers are.
+            let counts = state.drained == 0 || state.required & STALE != 0;
+            if p.hold != 0 && state.first_over != NONE && counts {
                 state.held = 1;
             }
             let kept = state.dispatches.min(p.max_dispatches);

@@ -18,5 +18,6 @@ pub use shared::{
     TRANSFER_PUSH, WindowItem, WindowState,
 };
 pub use step::{
-    AbandonParams, AcknowledgeParams, RecordHeader, ResumeParams, StepBeginParams, StepEndParams,
+    AbandonParams, AcknowledgeParams, MAX_CHECKED_SETS, RecordHeader, ResumeParams, STALE,
+    ShapeCheck, StepBeginParams, StepEndParams,
 };

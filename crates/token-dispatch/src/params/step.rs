@@ -20,9 +20,31 @@ pub struct StepBeginParams {
     pub required_by_dispatch: u64,
     /// How many of them.
     pub max_dispatches: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Entries of `shapes` that count.
+    pub shape_count: u32,
+    /// The shapes for which the step was recorded, where the host does not look at them before each
+    /// replay.
+    pub shapes: [ShapeCheck; MAX_CHECKED_SETS],
 }
+
+/// The most row sets whose shape a step checks by itself.
+pub const MAX_CHECKED_SETS: usize = 4;
+
+/// The generation of a row set for which a step was recorded.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ShapeCheck {
+    /// The u64 that holds the generation of now.
+    pub generation: u64,
+    /// The one for which the step was recorded.
+    pub recorded: u64,
+}
+
+/// Set in what a rank says that it required where it ran a stale graph. Below it are the generation for
+/// which that was recorded, 15 bits, and the one that holds, 16 bits, each the largest number of so many
+/// bits if it is larger. Everything that says what ranks required carries the largest number that there
+/// was, and no rank ever requires so many rows: so every rank learns of it by the signals of the step.
+pub const STALE: u32 = 1 << 31;
 
 /// Parameters of the closing round of a step that ends in a dispatch.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -65,6 +65,11 @@ impl<B: Backend> Branches<B> {
         self.current.is_some()
     }
 
+    /// Whether a branch was not joined.
+    pub(super) fn any_out(&self) -> bool {
+        !self.out.is_empty()
+    }
+
     /// Takes note of a branch that was just ordered behind the step's own stream.
     fn fork(&mut self, stream: &B::Stream) -> u32 {
         self.moment += 1;
