@@ -34,6 +34,14 @@ pub enum CaptureError {
         /// The capacity that holds.
         now: RowShape,
     },
+    /// The engine could not launch its graph.
+    #[error("{rank}: the graph of the step could not be launched")]
+    Launch {
+        /// The rank.
+        rank: Rank,
+        /// What the engine said.
+        source: BodyError,
+    },
     /// An operation of the step could not be queued.
     #[error(transparent)]
     Dispatch(#[from] DispatchError),

@@ -7,9 +7,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use ep_context::backend::Update;
 use ep_context::{Backend, Queue, RowSet, RowShape};
 use smallvec::SmallVec;
-use token_dispatch::{RowShaping, Step, StepOptions, TokenDispatcher};
+use token_dispatch::{DispatchError, RowShaping, Step, StepOptions, TokenDispatcher};
 
 use crate::error::{BodyError, CaptureError};
+use crate::shapes;
 
 /// A step recorded into a graph, ready to be replayed.
 ///
@@ -90,10 +91,22 @@ impl<'a, B: Backend> StepGraph<'a, B> {
     ///
     /// # Errors
     ///
-    /// [`CaptureError::Stale`] if the capacity it was shaped for has changed; nothing is queued then.
+    /// [`CaptureError::Stale`] if the capacity it was shaped for has changed, and
+    /// [`CaptureError::Dispatch`] on a stream that records: the step would run in replays that nobody
+    /// counts, which is what an [`EmbeddedStep`](crate::EmbeddedStep) is for. Nothing is queued then.
     pub fn replay(&self, stream: &B::Stream) -> Result<u32, CaptureError> {
         self.check_current()?;
-        self.dispatcher.context().backend().replay(stream, &self.executable)?;
+        let context = self.dispatcher.context();
+        if context.backend().is_recording(stream) {
+            return Err(CaptureError::Dispatch(DispatchError::Order {
+                operation: "replay",
+                rank: context.rank(),
+                reason: "the stream records; record the step itself there, as an EmbeddedStep"
+                    .to_owned(),
+            }));
+        }
+        self.dispatcher.catch_up();
+        context.backend().replay(stream, &self.executable)?;
         Ok(self.dispatcher.count_step())
     }
 
@@ -106,14 +119,7 @@ impl<'a, B: Backend> StepGraph<'a, B> {
         if self.options.shaping_of_rows() == RowShaping::DeviceCounted {
             return Ok(());
         }
-        for (set, recorded) in &self.shapes {
-            let now = set.shape();
-            if now.generation != recorded.generation {
-                let rank = self.dispatcher.context().rank();
-                return Err(CaptureError::Stale { rank, recorded: *recorded, now });
-            }
-        }
-        Ok(())
+        shapes::check_current(&self.dispatcher, &self.shapes)
     }
 
     /// How many operations a replay runs, those of loop bodies counted once.
