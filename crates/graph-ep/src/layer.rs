@@ -3,8 +3,8 @@
 use std::fmt;
 
 use ep_context::{Backend, Buffer, DeviceSlice, EpContext, Queue, RowBuffer, RowSet};
-use graph_capture::BodyError;
-use overflow::{OverflowError, RecoverySettings, StepRunner};
+use graph_capture::{BodyError, CaptureError, EmbedOptions, EmbeddedStep};
+use overflow::{EngineGraph, OverflowError, RecoverySettings, StepRunner};
 use token_dispatch::{
     Combine, Dispatch, Handle, Lane, Step, StepMode, TokenCount, TokenDispatcher, TopKIds,
 };
@@ -175,6 +175,36 @@ impl<B: Backend> ExpertParallel<B> {
             settings,
             Box::new(body),
         )
+    }
+
+    /// A runner of steps whose graph the engine captures and launches itself, in the order of `stream`:
+    /// one of the engine's. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ExpertParallel::runner`].
+    pub fn engine_runner(
+        &self,
+        settings: RecoverySettings,
+        stream: B::Stream,
+        engine: impl EngineGraph<B> + 'static,
+    ) -> Result<StepRunner<B>, OverflowError> {
+        let rows = self.rows.clone();
+        StepRunner::for_engine(&self.dispatcher, stream, rows, settings, Box::new(engine))
+    }
+
+    /// Records a step into what an engine is capturing on `stream`, see [`EmbeddedStep::record`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`EmbeddedStep::record`].
+    pub fn embed(
+        &self,
+        stream: &B::Stream,
+        options: impl Into<EmbedOptions>,
+        body: impl FnOnce(&mut Step<'static, B>) -> Result<(), BodyError>,
+    ) -> Result<EmbeddedStep<B>, CaptureError> {
+        EmbeddedStep::record(&self.dispatcher, stream, options, &[&self.rows], body)
     }
 
     /// Queues one MoE layer of a step on lane 0: dispatch, `experts`, combine. In rounds, `experts` is

@@ -20,10 +20,12 @@ pub use ep_context::{
     Backend, BackendError, Buffer, Deadlines, DeviceSlice, EpContext, Fault, HostBackend, Kernel,
     LaunchShape, Phase, Queue, Rank, RowBuffer, RowSet,
 };
-pub use graph_capture::{BodyError, CaptureError, StepGraph};
+pub use graph_capture::{
+    BodyError, CaptureError, EmbedOptions, EmbeddedStep, StepGraph, StepPieces,
+};
 pub use overflow::{
-    Adjustments, GrowthPolicy, NoHooks, Outcome, OverflowError, OverflowPolicy, RecoveryHooks,
-    RecoverySettings, StepReport, StepRunner,
+    Adjustments, EngineGraph, GrowthPolicy, Launched, NoHooks, Outcome, OverflowError,
+    OverflowPolicy, RecoveryHooks, RecoverySettings, StepReport, StepRunner, StepSpec,
 };
 pub use token_dispatch::{
     Combine, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane, Layout,

@@ -3,24 +3,29 @@
 use std::fmt;
 use std::time::Instant;
 
-use ep_context::error::chain;
-use ep_context::{Backend, BackendError, Phase, PlannedGrowth, Queue, Rank, RowSet};
-use graph_capture::{BodyError, StepGraph};
-use token_dispatch::{Step, StepMode, StepOptions, StepRecord, TokenDispatcher};
+use ep_context::{Backend, Queue, RowSet};
+use graph_capture::{BodyError, EmbeddedStep, StepGraph};
+use token_dispatch::{DispatchError, Step, StepMode, StepOptions, StepRecord, TokenDispatcher};
 
-use crate::agreement::{Decision, Refusal, Vote, agree};
+use crate::engine::{EngineGraph, StepSpec};
 use crate::error::OverflowError;
-use crate::growth::{BetweenSteps, GrowthInput, StepSummary};
+use crate::growth::{BetweenSteps, StepSummary};
 use crate::hooks::{NoHooks, RecoveryHooks};
 use crate::policy::{OverflowPolicy, RecoverySettings};
 use crate::report::{Outcome, StepReport, StepTimes};
+use crate::source::Source;
+
+mod recovery;
+
+use recovery::Recovery;
 
 /// What a step does: queues its dispatches, experts and combines. Called once for every recording,
 /// and for every eager run.
 pub type StepBody<B> =
     Box<dyn FnMut(&mut Step<'static, B>) -> Result<(), BodyError> + Send + 'static>;
 
-/// Runs one kind of step over and over: recorded once, replayed, recovered when it overflows.
+/// Runs one kind of step over and over: recorded once, replayed, recovered when it overflows. The graph
+/// is made of a body by this library, or is the engine's own ([`StepRunner::for_engine`]).
 ///
 /// Every rank has its own runner, with the same settings, and all of them run the same steps in the
 /// same order. Inputs lie in device memory that the body captured; write new ones before each
@@ -31,27 +36,30 @@ pub struct StepRunner<B: Backend> {
     rows: RowSet<B>,
     settings: RecoverySettings,
     between: BetweenSteps,
-    body: StepBody<B>,
+    source: Source<B>,
     hooks: Box<dyn RecoveryHooks>,
-    graph: Option<StepGraph<'static, B>>,
 }
 
-/// Memory and a graph made ready for a replay, with nothing changed yet.
-struct Prepared<B: Backend> {
-    growth: Option<PlannedGrowth<B>>,
-    recorded: bool,
+/// A step that was launched and not yet [settled](StepRunner::settle).
+#[derive(Debug)]
+#[must_use = "a step that overflowed is recovered when it is settled"]
+pub struct Launched {
+    step: u32,
+    capacity_before: u32,
+    blocking_calls: u64,
+    start: Instant,
+    tally: Tally,
 }
 
-/// What came of an over-budget step.
-enum Recovery {
-    /// A later run fitted.
-    Done(StepRecord, Outcome),
-    /// A rank cannot go on.
-    Refused(Rank, Refusal),
+impl Launched {
+    /// The number of the step, by which its record is found.
+    pub fn step(&self) -> u32 {
+        self.step
+    }
 }
 
 /// Counts of one step while it runs.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Tally {
     growths: u32,
     recordings: u32,
@@ -73,22 +81,50 @@ impl<B: Backend> StepRunner<B> {
         settings: RecoverySettings,
         body: StepBody<B>,
     ) -> Result<Self, OverflowError> {
+        Self::with(dispatcher, stream, rows, settings, Source::own(body))
+    }
+
+    /// A runner of a step whose graph is the engine's: captured, launched and dropped by `engine`. `stream`
+    /// is where the engine launches it, or one that is ordered with that; the runner changes capacity
+    /// there. Otherwise as [`StepRunner::new`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`StepRunner::new`].
+    pub fn for_engine(
+        dispatcher: &TokenDispatcher<B>,
+        stream: B::Stream,
+        rows: RowSet<B>,
+        settings: RecoverySettings,
+        engine: Box<dyn EngineGraph<B>>,
+    ) -> Result<Self, OverflowError> {
+        Self::with(dispatcher, stream, rows, settings, Source::engine(engine))
+    }
+
+    fn with(
+        dispatcher: &TokenDispatcher<B>,
+        stream: B::Stream,
+        rows: RowSet<B>,
+        settings: RecoverySettings,
+        source: Source<B>,
+    ) -> Result<Self, OverflowError> {
         let rank = dispatcher.context().rank().index();
         let between = BetweenSteps::new(settings.growth, settings.adjustments, rank)?;
         let between = match settings.overflow {
             OverflowPolicy::Recover => between,
             _ => between.only_as_asked(),
         };
-        dispatcher.context().agree("recovery settings", &settings.fields())?;
+        let mut fields = settings.fields();
+        fields.push(("runs_eagerly", source.refuses_eager().is_none().to_string()));
+        dispatcher.context().agree("recovery settings", &fields)?;
         Ok(Self {
             dispatcher: dispatcher.clone(),
             stream,
             rows,
             settings,
             between,
-            body,
+            source,
             hooks: Box::new(NoHooks),
-            graph: None,
         })
     }
 
@@ -109,15 +145,26 @@ impl<B: Backend> StepRunner<B> {
         &self.rows
     }
 
-    /// The graph that the next step replays, if it is recorded.
+    /// The graph that the next step replays, if it is recorded and this library's.
     pub fn graph(&self) -> Option<&StepGraph<'static, B>> {
-        self.graph.as_ref()
+        match &self.source {
+            Source::Own { graph, .. } => graph.as_ref(),
+            Source::Engine { .. } => None,
+        }
+    }
+
+    /// The step in the engine's graph that the next step replays, if it is captured.
+    pub fn embedded(&self) -> Option<&EmbeddedStep<B>> {
+        match &self.source {
+            Source::Own { .. } => None,
+            Source::Engine { step, .. } => step.as_ref(),
+        }
     }
 
     /// Drops the recorded graph; the next step records a new one. For when the body would queue
     /// something else now.
     pub fn invalidate(&mut self) {
-        self.graph = None;
+        self.source.discard();
     }
 
     /// Runs one step to its end: replays the graph, waits for the record, and recovers the step if it
@@ -126,18 +173,63 @@ impl<B: Backend> StepRunner<B> {
     ///
     /// # Errors
     ///
-    /// [`OverflowError::Overflow`] under [`OverflowPolicy::Fail`] and [`OverflowError::Refused`] leave
-    /// the group as it was, able to run the next step. A fault ends the group.
+    /// As for [`StepRunner::launch`] and [`StepRunner::settle`].
     pub fn run(&mut self) -> Result<StepReport, OverflowError> {
+        let launched = self.launch()?;
+        self.settle(launched)
+    }
+
+    /// The first half of [`StepRunner::run`]: records if that is needed, and launches. Waits for nothing
+    /// on the device but what recording waits for. More steps may be launched before the first is settled;
+    /// under [`OverflowPolicy::Recover`] those behind one that overflows move nothing.
+    ///
+    /// # Errors
+    ///
+    /// What keeps the step from being recorded or launched.
+    pub fn launch(&mut self) -> Result<Launched, OverflowError> {
         let mut tally = Tally::default();
         let capacity_before = self.rows.capacity();
-        self.record_if_needed(&mut tally)?;
-        let backend = self.dispatcher.context().backend().clone();
+        if !self.source.is_current() {
+            self.record(&mut tally)?;
+        }
+        let backend = self.dispatcher.context().backend();
         let calls_before = backend.blocking_calls();
         let start = Instant::now();
-        let first = self.replay()?;
-        tally.times.first_run = start.elapsed();
+        let step = self
+            .source
+            .replay(&spec(&self.dispatcher, &self.rows, &self.settings), &self.stream)?;
         let blocking_calls = backend.blocking_calls() - calls_before;
+        Ok(Launched { step, capacity_before, blocking_calls, start, tally })
+    }
+
+    /// Whether the record of a launched step is there, so that settling it does not wait for the device.
+    pub fn is_done(&self, launched: &Launched) -> bool {
+        self.dispatcher.records().is_published(launched.step)
+    }
+
+    /// The second half of [`StepRunner::run`]: waits for the record, and recovers the step if it overflowed.
+    /// Every rank settles its steps in the order in which they were launched. A step that moved nothing
+    /// because it was launched behind one that overflowed is launched again first.
+    ///
+    /// # Errors
+    ///
+    /// [`OverflowError::Overflow`] under [`OverflowPolicy::Fail`], [`OverflowError::Refused`] and
+    /// [`DispatchError::StaleGraph`] leave the group as it was, able to run the next step. A fault ends the
+    /// group.
+    pub fn settle(&mut self, launched: Launched) -> Result<StepReport, OverflowError> {
+        let Launched { step, capacity_before, mut blocking_calls, start, mut tally } = launched;
+        let backend = self.dispatcher.context().backend().clone();
+        let calls_before = backend.blocking_calls();
+        let mut first = self.record_of(step)?;
+        if first.drained {
+            // Whatever it was launched behind may have changed the capacity since.
+            if !self.source.is_current() {
+                self.record(&mut tally)?;
+            }
+            first = self.replay()?;
+        }
+        tally.times.first_run = start.elapsed();
+        blocking_calls += backend.blocking_calls() - calls_before;
         let (mut kept, mut refused) = (first.clone(), None);
         let outcome = match (first.first_over, self.settings.overflow) {
             // Rounds leave nothing over.
@@ -186,8 +278,13 @@ impl<B: Backend> StepRunner<B> {
     /// # Errors
     ///
     /// [`OverflowError::Dispatch`] when the rows exceed
-    /// [`RecoverySettings::eager_max_rows`]; that ends the group.
+    /// [`RecoverySettings::eager_max_rows`]; that ends the group. [`DispatchError::Order`] if the engine
+    /// does not run steps eagerly; nothing was queued then.
     pub fn run_eager(&mut self) -> Result<StepReport, OverflowError> {
+        if let Some(reason) = self.source.refuses_eager() {
+            let (operation, rank) = ("eager step", self.dispatcher.context().rank());
+            return Err(DispatchError::Order { operation, rank, reason: reason.to_owned() }.into());
+        }
         let mut tally = Tally::default();
         let capacity_before = self.rows.capacity();
         let backend = self.dispatcher.context().backend().clone();
@@ -211,159 +308,8 @@ impl<B: Backend> StepRunner<B> {
         })
     }
 
-    /// Grows, records again and replays until the step fits; at last runs it eagerly.
-    fn recover(
-        &mut self,
-        first: &StepRecord,
-        tally: &mut Tally,
-    ) -> Result<Recovery, OverflowError> {
-        let context = self.dispatcher.context().clone();
-        let direct = Queue::direct(context.backend(), &self.stream);
-        let deadline = context.deadlines().of(Phase::Agreement);
-        let mut last = first.clone();
-        let mut replays = 0;
-        while last.overflowed() {
-            tally.recovered_rows += last.dropped;
-            self.between.note(&last.required);
-            let attempt = replays + 1;
-            let exhausted = attempt > self.settings.max_replays;
-            let prepared = if exhausted {
-                self.prepare_eager(&last, attempt)
-            } else {
-                self.prepare(&last, attempt, tally)
-            };
-            let (vote, prepared) = match prepared {
-                Ok((vote, prepared)) => (vote, prepared),
-                Err(refusal) => (Vote::Refuse(refusal), Prepared { growth: None, recorded: false }),
-            };
-            let decision = agree(context.rendezvous(), &vote, deadline);
-            // Steps behind this one may run again, whatever comes of it.
-            self.dispatcher.resume(&direct)?;
-            if let Ok(Decision::Replay) = decision {
-                if let Some(growth) = prepared.growth {
-                    growth.commit(&direct)?;
-                    tally.growths += 1;
-                }
-            } else {
-                if let Some(growth) = prepared.growth {
-                    growth.cancel();
-                }
-                if prepared.recorded {
-                    // It was recorded for the growth that does not come.
-                    self.graph = None;
-                }
-            }
-            let decision = decision?;
-            if let Decision::Refused(rank, refusal) = decision {
-                return Ok(Recovery::Refused(rank, refusal));
-            }
-            tracing::info!(
-                rank = context.rank().0,
-                step = first.step,
-                attempt,
-                required = last.peak(),
-                capacity = self.rows.capacity(),
-                ?decision,
-                "recovering an over-budget step"
-            );
-            if exhausted || decision == Decision::Eager {
-                let before = self.rows.capacity();
-                let record = self.eager()?;
-                tally.growths += u32::from(self.rows.capacity() > before);
-                return Ok(Recovery::Done(record, Outcome::Recovered { replays, eager: true }));
-            }
-            replays += 1;
-            last = self.replay()?;
-        }
-        Ok(Recovery::Done(last, Outcome::Recovered { replays, eager: false }))
-    }
-
-    /// This rank's part of making a replay possible: map memory, let the engine restore its state,
-    /// record again. Changes nothing that a refusal would have to undo on the device.
-    fn prepare(
-        &mut self,
-        record: &StepRecord,
-        attempt: u32,
-        tally: &mut Tally,
-    ) -> Result<(Vote, Prepared<B>), Refusal> {
-        let capacity = self.rows.capacity();
-        let (required, limit) = (self.own_required(record), self.limit());
-        let refuse = |reason: String| Refusal { reason, required, budget: capacity, limit };
-        let wanted = self
-            .settings
-            .growth
-            .next_capacity(GrowthInput {
-                own_capacity: capacity,
-                own_required: required,
-                global_peak_required: record.peak(),
-                expected: self.between.expected(),
-                over: required > capacity,
-                alignment: self.dispatcher.config().alignment(),
-                limit_rows: limit,
-            })
-            .map_err(|refusal| refuse(refusal.to_string()))?;
-        let started = Instant::now();
-        let growth = self.plan_growth(wanted, required).map_err(|error| refuse(chain(&error)))?;
-        tally.times.growing += started.elapsed();
-        if let Err(error) = self.hooks.before_replay(record, attempt) {
-            if let Some(growth) = growth {
-                growth.cancel();
-            }
-            return Err(refuse(format!("its hook failed: {}", chain(error.as_ref()))));
-        }
-        let stale = growth.is_some() && self.shaped_by_capacity();
-        if !stale && self.graph.is_some() {
-            return Ok((Vote::Replay, Prepared { growth, recorded: false }));
-        }
-        match self.record(tally) {
-            Ok(()) => Ok((Vote::Replay, Prepared { growth, recorded: true })),
-            Err(error) => Ok((Vote::Eager(chain(&error)), Prepared { growth, recorded: true })),
-        }
-    }
-
-    /// Maps memory for `wanted` rows or, if there is not so much, for those that are required.
-    fn plan_growth(
-        &self,
-        wanted: u32,
-        required: u32,
-    ) -> Result<Option<PlannedGrowth<B>>, BackendError> {
-        let capacity = self.rows.capacity();
-        let exact = required.next_multiple_of(self.dispatcher.config().alignment());
-        if wanted <= capacity {
-            return Ok(None);
-        }
-        match self.rows.plan(wanted) {
-            Err(error) if exact < wanted => {
-                tracing::warn!(%error, wanted, exact, "no room for headroom: growing to what is required");
-                match exact <= capacity {
-                    true => Ok(None),
-                    false => self.rows.plan(exact).map(Some),
-                }
-            }
-            planned => planned.map(Some),
-        }
-    }
-
-    /// The same before an eager run, which needs no graph.
-    fn prepare_eager(
-        &mut self,
-        record: &StepRecord,
-        attempt: u32,
-    ) -> Result<(Vote, Prepared<B>), Refusal> {
-        let required = self.own_required(record);
-        let limit = self.eager_limit();
-        let refuse = |reason| Refusal { reason, required, budget: self.rows.capacity(), limit };
-        if required > limit {
-            return Err(refuse("an eager run would need too many rows".to_owned()));
-        }
-        if let Err(error) = self.hooks.before_replay(record, attempt) {
-            return Err(refuse(format!("its hook failed: {}", chain(error.as_ref()))));
-        }
-        Ok((Vote::Replay, Prepared { growth: None, recorded: false }))
-    }
-
-    /// Grows ahead of need or shrinks between steps, where the policy does or that is asked for. Concerns no peer; what
-    /// cannot be had now is left.
+    /// Grows ahead of need or shrinks between steps, where the policy does or that is asked for.
+    /// Concerns no peer; what cannot be had now is left.
     ///
     /// `kept` is the run that counts: the first run of a step that overflowed knew nothing of the
     /// dispatches behind its first over-budget one.
@@ -397,7 +343,7 @@ impl<B: Backend> StepRunner<B> {
         tally.times.growing += started.elapsed();
         tally.growths += u32::from(wanted > capacity);
         if self.shaped_by_capacity() {
-            self.graph = None;
+            self.source.discard();
         }
         if wanted < capacity {
             // Queued work may still hold views of the rows for a moment; memory comes back when none
@@ -426,46 +372,34 @@ impl<B: Backend> StepRunner<B> {
     }
 
     fn options(&self) -> StepOptions {
-        StepOptions::new()
-            .mode(match self.settings.overflow {
-                OverflowPolicy::Rounds => StepMode::Rounds,
-                _ => StepMode::Static,
-            })
-            .shaping(self.settings.shaping)
-            .hold_on_overflow(self.settings.overflow == OverflowPolicy::Recover)
-    }
-
-    fn record_if_needed(&mut self, tally: &mut Tally) -> Result<(), OverflowError> {
-        match &self.graph {
-            Some(graph) if graph.check_current().is_ok() => Ok(()),
-            _ => self.record(tally),
-        }
+        options(&self.settings)
     }
 
     /// Records the step for the capacity that holds, or that is planned.
     fn record(&mut self, tally: &mut Tally) -> Result<(), OverflowError> {
         let started = Instant::now();
-        let options = self.options();
-        let recorded = match self.graph.take() {
-            Some(graph) => {
-                graph.record_again(&self.stream, &mut self.body).map(|(graph, _update)| graph)
-            }
-            None => StepGraph::record(&self.dispatcher, &self.stream, options, &mut self.body),
-        };
-        self.graph = Some(recorded?);
+        self.source.record(&spec(&self.dispatcher, &self.rows, &self.settings), &self.stream)?;
         tally.recordings += 1;
         tally.times.recording += started.elapsed();
         Ok(())
     }
 
     fn replay(&mut self) -> Result<StepRecord, OverflowError> {
-        let graph = self.graph.as_ref().ok_or_else(|| token_dispatch::DispatchError::Order {
-            operation: "replay",
-            rank: self.dispatcher.context().rank(),
-            reason: "no graph is recorded".to_owned(),
-        })?;
-        let step = graph.replay(&self.stream)?;
-        Ok(self.dispatcher.records().wait_on(step, &self.stream)?)
+        let step = self
+            .source
+            .replay(&spec(&self.dispatcher, &self.rows, &self.settings), &self.stream)?;
+        self.record_of(step)
+    }
+
+    /// Waits for the record of a step.
+    fn record_of(&self, step: u32) -> Result<StepRecord, OverflowError> {
+        let record = self.dispatcher.records().wait_on(step, &self.stream);
+        if let Err(DispatchError::StaleGraph { .. }) = record {
+            // Every rank sees it, and holds back what is behind it.
+            let direct = Queue::direct(self.dispatcher.context().backend(), &self.stream);
+            self.dispatcher.resume(&direct)?;
+        }
+        Ok(record?)
     }
 
     fn eager(&mut self) -> Result<StepRecord, OverflowError> {
@@ -473,12 +407,31 @@ impl<B: Backend> StepRunner<B> {
         let queue = Queue::direct(context.backend(), &self.stream);
         let options = self.options().mode(StepMode::Eager { max_rows: self.eager_limit() });
         let mut step = Step::begin(&self.dispatcher, queue, options)?;
-        (self.body)(&mut step)
+        self.source
+            .queue_eagerly(&mut step)
             .map_err(|source| OverflowError::Body { rank: context.rank(), source })?;
         let summary = step.finish()?;
-        let number = summary.number.unwrap_or_default();
-        Ok(self.dispatcher.records().wait_on(number, &self.stream)?)
+        self.record_of(summary.number.unwrap_or_default())
     }
+}
+
+fn options(settings: &RecoverySettings) -> StepOptions {
+    StepOptions::new()
+        .mode(match settings.overflow {
+            OverflowPolicy::Rounds => StepMode::Rounds,
+            _ => StepMode::Static,
+        })
+        .shaping(settings.shaping)
+        .hold_on_overflow(settings.overflow == OverflowPolicy::Recover)
+}
+
+/// How the steps of a runner are recorded.
+fn spec<'r, B: Backend>(
+    dispatcher: &'r TokenDispatcher<B>,
+    rows: &'r RowSet<B>,
+    settings: &RecoverySettings,
+) -> StepSpec<'r, B> {
+    StepSpec { dispatcher, rows, options: options(settings) }
 }
 
 impl<B: Backend> fmt::Debug for StepRunner<B> {
@@ -487,7 +440,7 @@ impl<B: Backend> fmt::Debug for StepRunner<B> {
             .field("dispatcher", &self.dispatcher)
             .field("rows", &self.rows)
             .field("settings", &self.settings)
-            .field("recorded", &self.graph.is_some())
+            .field("recorded", &self.source.is_recorded())
             .finish_non_exhaustive()
     }
 }

@@ -1,0 +1,193 @@
+//! What every rank does about a step that overflowed: prepare, agree, commit, replay.
+
+use std::time::Instant;
+
+use ep_context::error::chain;
+use ep_context::{Backend, BackendError, Phase, PlannedGrowth, Queue, Rank};
+use token_dispatch::StepRecord;
+
+use super::{StepRunner, Tally};
+use crate::agreement::{Decision, Refusal, Vote, agree};
+use crate::error::OverflowError;
+use crate::growth::GrowthInput;
+use crate::report::Outcome;
+use crate::source::why_not_recorded;
+
+/// Memory and a graph made ready for a replay, with nothing changed yet.
+struct Prepared<B: Backend> {
+    growth: Option<PlannedGrowth<B>>,
+    recorded: bool,
+}
+
+/// What came of an over-budget step.
+pub(super) enum Recovery {
+    /// A later run fitted.
+    Done(StepRecord, Outcome),
+    /// A rank cannot go on.
+    Refused(Rank, Refusal),
+}
+
+impl<B: Backend> StepRunner<B> {
+    /// Grows, records again and replays until the step fits; at last runs it eagerly.
+    pub(super) fn recover(
+        &mut self,
+        first: &StepRecord,
+        tally: &mut Tally,
+    ) -> Result<Recovery, OverflowError> {
+        let context = self.dispatcher.context().clone();
+        let direct = Queue::direct(context.backend(), &self.stream);
+        let deadline = context.deadlines().of(Phase::Agreement);
+        let mut last = first.clone();
+        let mut replays = 0;
+        while last.overflowed() {
+            tally.recovered_rows += last.dropped;
+            self.between.note(&last.required);
+            let attempt = replays + 1;
+            let exhausted = attempt > self.settings.max_replays;
+            let prepared = if exhausted {
+                self.prepare_eager(&last, attempt)
+            } else {
+                self.prepare(&last, attempt, tally)
+            };
+            let (vote, prepared) = match prepared {
+                Ok((vote, prepared)) => (vote, prepared),
+                Err(refusal) => (Vote::Refuse(refusal), Prepared { growth: None, recorded: false }),
+            };
+            let decision = agree(context.rendezvous(), &vote, deadline);
+            // Steps behind this one may run again, whatever comes of it.
+            self.dispatcher.resume(&direct)?;
+            if let Ok(Decision::Replay) = decision {
+                if let Some(growth) = prepared.growth {
+                    growth.commit(&direct)?;
+                    tally.growths += 1;
+                }
+            } else {
+                if let Some(growth) = prepared.growth {
+                    growth.cancel();
+                }
+                if prepared.recorded {
+                    // It was recorded for the growth that does not come.
+                    self.source.discard();
+                }
+            }
+            let decision = decision?;
+            if let Decision::Refused(rank, refusal) = decision {
+                return Ok(Recovery::Refused(rank, refusal));
+            }
+            tracing::info!(
+                rank = context.rank().0,
+                step = first.step,
+                attempt,
+                required = last.peak(),
+                capacity = self.rows.capacity(),
+                ?decision,
+                "recovering an over-budget step"
+            );
+            if exhausted || decision == Decision::Eager {
+                let before = self.rows.capacity();
+                let record = self.eager()?;
+                tally.growths += u32::from(self.rows.capacity() > before);
+                return Ok(Recovery::Done(record, Outcome::Recovered { replays, eager: true }));
+            }
+            replays += 1;
+            last = self.replay()?;
+        }
+        Ok(Recovery::Done(last, Outcome::Recovered { replays, eager: false }))
+    }
+
+    /// This rank's part of making a replay possible: map memory, let the engine restore its state,
+    /// record again. Changes nothing that a refusal would have to undo on the device.
+    fn prepare(
+        &mut self,
+        record: &StepRecord,
+        attempt: u32,
+        tally: &mut Tally,
+    ) -> Result<(Vote, Prepared<B>), Refusal> {
+        let capacity = self.rows.capacity();
+        let (required, limit) = (self.own_required(record), self.limit());
+        let refuse = |reason: String| Refusal { reason, required, budget: capacity, limit };
+        let wanted = self
+            .settings
+            .growth
+            .next_capacity(GrowthInput {
+                own_capacity: capacity,
+                own_required: required,
+                global_peak_required: record.peak(),
+                expected: self.between.expected(),
+                over: required > capacity,
+                alignment: self.dispatcher.config().alignment(),
+                limit_rows: limit,
+            })
+            .map_err(|refusal| refuse(refusal.to_string()))?;
+        let started = Instant::now();
+        let growth = self.plan_growth(wanted, required).map_err(|error| refuse(chain(&error)))?;
+        tally.times.growing += started.elapsed();
+        if let Err(error) = self.hooks.before_replay(record, attempt) {
+            if let Some(growth) = growth {
+                growth.cancel();
+            }
+            return Err(refuse(format!("its hook failed: {}", chain(error.as_ref()))));
+        }
+        let stale = growth.is_some() && self.shaped_by_capacity();
+        if !stale && self.source.is_recorded() {
+            return Ok((Vote::Replay, Prepared { growth, recorded: false }));
+        }
+        match self.record(tally) {
+            Ok(()) => Ok((Vote::Replay, Prepared { growth, recorded: true })),
+            Err(error) => match self.source.refuses_eager() {
+                None => Ok((Vote::Eager(chain(&error)), Prepared { growth, recorded: true })),
+                eager => {
+                    self.source.discard();
+                    if let Some(growth) = growth {
+                        growth.cancel();
+                    }
+                    Err(refuse(why_not_recorded(&error, eager)))
+                }
+            },
+        }
+    }
+
+    /// Maps memory for `wanted` rows or, if there is not so much, for those that are required.
+    fn plan_growth(
+        &self,
+        wanted: u32,
+        required: u32,
+    ) -> Result<Option<PlannedGrowth<B>>, BackendError> {
+        let capacity = self.rows.capacity();
+        let exact = required.next_multiple_of(self.dispatcher.config().alignment());
+        if wanted <= capacity {
+            return Ok(None);
+        }
+        match self.rows.plan(wanted) {
+            Err(error) if exact < wanted => {
+                tracing::warn!(%error, wanted, exact, "no room for headroom: growing to what is required");
+                match exact <= capacity {
+                    true => Ok(None),
+                    false => self.rows.plan(exact).map(Some),
+                }
+            }
+            planned => planned.map(Some),
+        }
+    }
+
+    /// The same before an eager run, which needs no graph.
+    fn prepare_eager(
+        &mut self,
+        record: &StepRecord,
+        attempt: u32,
+    ) -> Result<(Vote, Prepared<B>), Refusal> {
+        let required = self.own_required(record);
+        let limit = self.eager_limit();
+        let refuse = |reason| Refusal { reason, required, budget: self.rows.capacity(), limit };
+        if let Some(reason) = self.source.refuses_eager() {
+            return Err(refuse(format!("{} replays did not suffice, and {reason}", attempt - 1)));
+        }
+        if required > limit {
+            return Err(refuse("an eager run would need too many rows".to_owned()));
+        }
+        if let Err(error) = self.hooks.before_replay(record, attempt) {
+            return Err(refuse(format!("its hook failed: {}", chain(error.as_ref()))));
+        }
+        Ok((Vote::Replay, Prepared { growth: None, recorded: false }))
+    }
+}
