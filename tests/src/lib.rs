@@ -5,6 +5,7 @@
 //!   for it, derived from a seed.
 //! - [`oracle`]: what has to come out, from the pure functions of `token_dispatch::reference`.
 //! - [`rig`]: one rank, built and fed from a case; [`program`]: its step; [`outcome`]: what it saw.
+//! - [`engine`]: an engine that captures and launches graphs itself.
 //! - [`payload`]: what experts read from a row; [`experts`]: those that read every payload and layout.
 //! - [`grads`] and [`grad_oracle`]: backward passes, and what has to come of them.
 //! - [`rows`]: what a receiver has to find; [`kernels`]: device operations that tests need.
@@ -20,6 +21,7 @@ pub mod checks;
 pub mod cuda;
 pub mod cuda_processes;
 pub mod deaths;
+pub mod engine;
 pub mod experts;
 pub mod grad_oracle;
 pub mod grads;

@@ -134,6 +134,25 @@ macro_rules! conformance_suite {
                 a_graph_for_a_plan_is_current_once_it_holds,
                 a_graph_owns_what_it_captured,
                 graphs_of_several_sizes_share_a_lane;
+            embedded:
+                embedded_steps_equal_the_oracle,
+                embedding_neither_blocks_nor_allocates,
+                steps_in_pieces_equal_the_oracle,
+                embedded_rounds_equal_the_oracle,
+                stale_replays_are_told_to_all_ranks,
+                stale_rounds_are_told_to_all_ranks,
+                steps_behind_a_stale_one_drain,
+                device_counted_steps_stay_current,
+                untold_replays_are_followed,
+                what_cannot_be_embedded_is_refused,
+                part_of_a_step_is_in_no_graph,
+                the_engines_graph_keeps_what_it_uses;
+            engines:
+                engines_recover_their_own_graphs,
+                engines_run_ahead,
+                steps_that_no_replay_fits_run_eagerly_or_are_refused,
+                a_capture_that_fails_refuses_on_all_ranks,
+                engines_follow_every_policy;
             run_ahead:
                 steps_behind_an_over_budget_one_drain,
                 clean_steps_run_ahead,

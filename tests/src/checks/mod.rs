@@ -2,6 +2,8 @@
 
 pub mod backward;
 pub mod capture;
+pub mod embedded;
+pub mod engines;
 pub mod epochs;
 pub mod everywhere;
 pub mod failure;
