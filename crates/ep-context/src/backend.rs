@@ -193,11 +193,12 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
 
     /// Ends the recording and returns it. On an error the stream no longer records and what was
     /// recorded is dropped: also where a branch was not joined, see [`Backend::order`]. Every branch
-    /// runs its work again afterwards. On a branch itself this is an error and changes nothing.
+    /// runs its work again afterwards. On a branch itself, and while somebody
+    /// [takes part](Backend::enter_recording), this is an error and changes nothing.
     fn end_recording(&self, stream: &Self::Stream) -> Result<Self::Recording, BackendError>;
 
     /// Ends the recording and drops it, branches included. Harmless if the stream does not record,
-    /// and on a branch.
+    /// on a branch, and while somebody [takes part](Backend::enter_recording).
     fn abandon_recording(&self, stream: &Self::Stream);
 
     /// Takes part in a recording that the owner of `stream` began on it, by this trait or by means of

@@ -471,10 +471,6 @@ impl Recorder {
                 self.device.graveyard.bury(Grave::Graph(graph));
             }
         };
-        if self.guest.is_some() {
-            destroy(graph);
-            return Err(refused(NAME, "somebody still takes part in it"));
-        }
         if open > 0 {
             destroy(graph);
             return Err(refused(NAME, &format!("{open} loops have no end")));

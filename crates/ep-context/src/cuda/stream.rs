@@ -286,7 +286,9 @@ impl CudaStream {
         let inner = &*self.inner;
         let recorder = self.take_recorder(NAME)?.ok_or_else(|| {
             let reason = match lock(&inner.state).part.recording() {
-                Some(_) => "records for others, or is a branch: who began the recording ends it",
+                Some(_) => {
+                    "is a branch, records for others, or records a step that has to end before"
+                }
                 None => "does not record",
             };
             refused(NAME, &format!("stream {} {reason}", inner.name))
@@ -319,7 +321,8 @@ impl CudaStream {
         let state = lock(&self.inner.state);
         let mut foreign = false;
         let taken = state.part.take_own(|open| {
-            let found = open.is_open(self.id()) && !open.is_foreign();
+            // A part that somebody takes ends before the recording.
+            let found = open.is_open(self.id()) && !open.has_guest();
             foreign = found && !open.is_of_this_thread();
             found && !foreign
         });

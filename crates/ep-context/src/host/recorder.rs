@@ -278,9 +278,6 @@ impl Recorder {
                 &format!("what took part in it could not be recorded as a whole: {reason}"),
             ));
         }
-        if self.guest.is_some() {
-            return Err(refused("end_recording", "somebody still takes part in it"));
-        }
         if let Some((_, name)) = self.branches.first() {
             return Err(refused(
                 "end_recording",

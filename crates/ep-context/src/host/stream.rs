@@ -142,9 +142,13 @@ impl HostStream {
     pub(super) fn end_recording(&self) -> Result<HostRecording, BackendError> {
         const NAME: &str = "end_recording";
         let recorder = self.take_recorder().ok_or_else(|| {
-            let reason = match lock(&self.inner.part).recording() {
-                Some(_) => "is a branch of a recording that another stream began",
-                None => "does not record",
+            let part = lock(&self.inner.part);
+            let reason = match part.recorder(NAME) {
+                Ok(Some(recorder)) if recorder.has_guest() => {
+                    "records a step, which has to end before"
+                }
+                Ok(None) => "does not record",
+                _ => "is a branch of a recording that another stream began",
             };
             refused(NAME, &format!("stream {} {reason}", self.inner.name))
         })?;
@@ -193,7 +197,10 @@ impl HostStream {
     /// without a lock held: a destructor may use the stream.
     fn take_recorder(&self) -> Option<Recorder> {
         let mut part = lock(&self.inner.part);
-        let open = part.recorder("end_recording").ok()?.is_some_and(|open| open.is_open(self.body));
+        let open = part
+            .recorder("end_recording")
+            .ok()?
+            .is_some_and(|open| open.is_open(self.body) && !open.has_guest());
         if open { part.take_own() } else { None }
     }
 
