@@ -36,14 +36,15 @@ impl InFlight {
         self.open.is_empty() && self.closed.is_empty()
     }
 
-    /// Holds what work that was just queued on `stream` uses. Where the stream belongs to the caller
-    /// it may be destroyed at any time, so that every batch is closed at once. The context is current.
+    /// Holds what work that was just queued on `stream` uses. Where others may destroy the stream, or
+    /// have it record, at any time, it is not asked later, and every batch is closed at once. The context
+    /// is current.
     pub(super) fn hold(
         &mut self,
         device: &Device,
         driver: &Driver,
         stream: StreamHandle,
-        borrowed: bool,
+        at_once: bool,
         retained: &[Retained],
     ) -> Released {
         for object in retained {
@@ -52,7 +53,7 @@ impl InFlight {
                 self.open.push(object.clone());
             }
         }
-        if self.open.is_empty() || (self.open.len() < BATCH && !borrowed) {
+        if self.open.is_empty() || (self.open.len() < BATCH && !at_once) {
             return Vec::new();
         }
         // On a failure the batch stays open, and is released when the stream is waited for.

@@ -131,7 +131,7 @@ impl CudaStream {
             inner.refuse_foreign_capture(driver, operation)?;
             call(driver, inner.handle.0, false).map_err(|error| inner.failed(operation, error))?;
             let (device, stream) = (&inner.device, inner.handle);
-            Ok(state.in_flight.hold(device, driver, stream, inner.borrowed, retained))
+            Ok(state.in_flight.hold(device, driver, stream, inner.is_watched(), retained))
         });
         drop(state);
         released.map(drop)
@@ -414,9 +414,13 @@ impl StreamInner {
         self.watched.store(true, Ordering::Relaxed);
     }
 
+    fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
     /// Whether others have the stream record, this crate taking no part in it.
     fn is_captured_by_others(&self, driver: &Driver) -> Result<bool, BackendError> {
-        if !self.watched.load(Ordering::Relaxed) {
+        if !self.is_watched() {
             return Ok(false);
         }
         let mut status = 0_u32;
@@ -464,9 +468,8 @@ impl StreamInner {
             return;
         }
         // A borrowed stream may be gone, and another may record for others; their events are there.
-        // SAFETY: the stream is this value's own, and does not record.
-        let watched = self.watched.load(Ordering::Relaxed);
-        let idle = !watched && unsafe { driver.cuStreamQuery(self.handle.0) }.is_ok();
+        // SAFETY: the stream is this value's own, and nobody else has it record.
+        let idle = !self.is_watched() && unsafe { driver.cuStreamQuery(self.handle.0) }.is_ok();
         let released = if idle {
             state.in_flight.take_all(&self.device)
         } else {
