@@ -198,7 +198,8 @@ class Rank:
 
     def verify(self, expected, what):
         self.stream.synchronize()
-        torch.testing.assert_close(self.result.cpu(), expected, rtol=1e-5, atol=1e-5, msg=what)
+        torch.testing.assert_close(self.result.cpu(), expected, rtol=1e-5, atol=1e-5,
+                                   msg=lambda text: f"{what}: {text}")
 
     def wait(self, expected=0):
         """The record of a launch that torch has just made."""

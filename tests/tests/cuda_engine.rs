@@ -49,6 +49,26 @@ impl Engine {
         Self { theirs, ours, mode, graphs: Vec::new() }
     }
 
+    /// Captures in turn, rank after rank: in the global mode no thread of the process may do what an
+    /// engine does when it makes a graph executable.
+    fn capture_in_turn<T: TestBackend<Backend = CudaBackend>, R>(
+        &mut self,
+        rig: &Rig<T>,
+        record: impl FnOnce(&CudaStream) -> Result<R, CaptureError>,
+    ) -> R {
+        let (mut record, mut recorded) = (Some(record), None);
+        for turn in 0..rig.case.world() {
+            rig.meet("the next to capture");
+            if turn == rig.rank()
+                && let Some(record) = record.take()
+            {
+                recorded = Some(self.capture(record).expect("it can be recorded"));
+            }
+        }
+        rig.meet("all have captured");
+        recorded.expect("every rank has a turn")
+    }
+
     /// Captures one more graph of what `record` records.
     fn capture<R>(
         &mut self,
@@ -130,17 +150,13 @@ fn steps<T: TestBackend<Backend = CudaBackend>>() {
         let runs = T::on_ranks(2, |env| {
             let rig = Rig::<T>::new(env, &case);
             let mut engine = Engine::of(&rig, mode);
-            rig.meet("streams are there");
             let before = DriverCalls::of_this_thread();
-            let embedded = engine
-                .capture(|stream| {
-                    let embedded = rig.group.embed(stream, StepOptions::new(), rig.body());
-                    let after = DriverCalls::of_this_thread();
-                    assert_eq!((after.allocate, after.wait), (before.allocate, before.wait));
-                    embedded
-                })
-                .expect("it can be recorded");
-            rig.meet("all have captured");
+            let embedded = engine.capture_in_turn(&rig, |stream| {
+                let embedded = rig.group.embed(stream, StepOptions::new(), rig.body());
+                let after = DriverCalls::of_this_thread();
+                assert_eq!((after.allocate, after.wait), (before.allocate, before.wait));
+                embedded
+            });
             (0..4).map(|step| engine.replay(&rig, &embedded, step)).collect::<Vec<_>>()
         });
         for (step, runs) in by_step(&runs).iter().enumerate() {
@@ -156,12 +172,9 @@ fn rounds<T: TestBackend<Backend = CudaBackend>>() {
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut engine = Engine::of(&rig, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
-        rig.meet("streams are there");
         let in_rounds = StepOptions::new().mode(StepMode::Rounds);
-        let embedded = engine
-            .capture(|stream| rig.group.embed(stream, in_rounds, rig.body()))
-            .expect("it can be recorded");
-        rig.meet("all have captured");
+        let embedded =
+            engine.capture_in_turn(&rig, |stream| rig.group.embed(stream, in_rounds, rig.body()));
         (0..4).map(|step| engine.replay(&rig, &embedded, step)).collect::<Vec<_>>()
     });
     for (step, runs) in by_step(&runs).iter().enumerate() {
@@ -267,7 +280,7 @@ fn overflow<T: TestBackend<Backend = CudaBackend>>() {
     let case = Case { skew: Skew::Hot(0), layers: 2, ..Case::new(2) }.capacity(8);
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
-        let engine = Engine::of(&rig, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+        let engine = Engine::of(&rig, Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
         let (stream, theirs) = (engine.ours.clone(), engine.theirs.clone());
         let recovering = Recovering { engine, program: rig.program() };
         let mut runner =

@@ -381,10 +381,10 @@ impl Device {
             }
             let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
             Ok(beside_recordings(driver, || {
-                reclaim();
                 for stream in streams {
                     stream.reap(driver);
                 }
+                reclaim();
                 self.graveyard.clear(self, driver);
             })?)
         })
