@@ -1,11 +1,11 @@
 //! Which types may be given to another thread, and which may be used by several at once.
 
 use graph_ep::ep_context::PlannedGrowth;
-use graph_ep::token_dispatch::Records;
+use graph_ep::token_dispatch::{Follower, Records};
 use graph_ep::{
-    Backend, Buffer, DeviceSlice, EpContext, ExpertParallel, Handle, HostBackend, Lane, MoeLayer,
-    Queue, Rendezvous, RowBuffer, RowSet, Step, StepGraph, StepReport, StepRunner, ThreadGroup,
-    TokenDispatcher,
+    Backend, Buffer, DeviceSlice, EmbeddedStep, EpContext, ExpertParallel, Handle, HostBackend,
+    Lane, Launched, MoeLayer, Queue, Rendezvous, RowBuffer, RowSet, Step, StepGraph, StepPieces,
+    StepReport, StepRunner, ThreadGroup, TokenDispatcher,
 };
 
 fn send<T: Send>() {}
@@ -26,7 +26,10 @@ fn of_any_backend<B: Backend>() {
     send_and_sync::<DeviceSlice<'static, B>>();
     send_and_sync::<MoeLayer<'static, B>>();
     send_and_sync::<Records<'static, B>>();
+    send_and_sync::<Follower<B>>();
     send_and_sync::<StepGraph<'static, B>>();
+    send_and_sync::<EmbeddedStep<B>>();
+    send_and_sync::<StepPieces<B>>();
     send_and_sync::<Queue<'static, B>>();
     send_and_sync::<Step<'static, B>>();
     // Its body and hooks are the caller's, who need not make them `Sync`.
@@ -38,6 +41,7 @@ fn types_are_send_and_sync_as_documented() {
     of_any_backend::<HostBackend>();
     send_and_sync::<Box<dyn Rendezvous>>();
     send_and_sync::<StepReport>();
+    send_and_sync::<Launched>();
     send_and_sync::<ThreadGroup>();
 }
 

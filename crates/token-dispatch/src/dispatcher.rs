@@ -32,7 +32,7 @@ use crate::record::RecordRing;
 /// the same dispatcher.
 ///
 /// Building one is collective. Nothing that it allocates depends on routing: what routing sizes lies
-/// in [`RowSet`](ep_context::RowSet)s.
+/// in [`RowSet`]s.
 pub struct TokenDispatcher<B: Backend> {
     pub(crate) inner: Arc<Inner<B>>,
 }
