@@ -27,10 +27,9 @@ enum class FaultKind : u32 {
     Timeout = 1,
     Aborted = 2,
     OutOfStep = 3,
-    StaleGraph = 4,
-    TooManyTokens = 5,
-    Failed = 6,
-    NoProgress = 7,
+    TooManyTokens = 4,
+    Failed = 5,
+    NoProgress = 6,
 };
 
 struct WaitParams {

@@ -82,14 +82,12 @@ pub enum FaultKind {
     Aborted = 2,
     /// The culprit signalled a step or dispatch other than the one waited for.
     OutOfStep = 3,
-    /// The culprit replayed a graph recorded before its receive buffer changed.
-    StaleGraph = 4,
     /// The culprit asked to send more tokens than its staging area holds.
-    TooManyTokens = 5,
+    TooManyTokens = 4,
     /// An operation of the culprit failed while it ran.
-    Failed = 6,
+    Failed = 5,
     /// The culprit has fewer receive rows than a single token may need.
-    NoProgress = 7,
+    NoProgress = 6,
 }
 
 impl FaultKind {
@@ -98,10 +96,9 @@ impl FaultKind {
             1 => FaultKind::Timeout,
             2 => FaultKind::Aborted,
             3 => FaultKind::OutOfStep,
-            4 => FaultKind::StaleGraph,
-            5 => FaultKind::TooManyTokens,
-            6 => FaultKind::Failed,
-            7 => FaultKind::NoProgress,
+            4 => FaultKind::TooManyTokens,
+            5 => FaultKind::Failed,
+            6 => FaultKind::NoProgress,
             _ => return None,
         })
     }
@@ -113,7 +110,6 @@ impl fmt::Display for FaultKind {
             FaultKind::Timeout => "did not signal within the deadline",
             FaultKind::Aborted => "was aborted by its host",
             FaultKind::OutOfStep => "is in another step or dispatch than its peers",
-            FaultKind::StaleGraph => "replayed a graph recorded before its receive buffer changed",
             FaultKind::TooManyTokens => "was given more tokens than its staging area holds",
             FaultKind::Failed => "failed while an operation ran",
             FaultKind::NoProgress => "has fewer receive rows than a single token needs",
@@ -164,7 +160,7 @@ mod tests {
     #[test]
     fn a_word_carries_every_fault() {
         for phase in Phase::ALL {
-            for code in 1..=7 {
+            for code in 1..=6 {
                 let kind = FaultKind::from_code(code).expect("known code");
                 for culprit in [Rank(0), Rank(7), Rank(u32::MAX)] {
                     let fault = Fault { phase, culprit, kind };

@@ -122,7 +122,6 @@ fn what_host_and_device_share_is_the_same_on_both_sides() {
         FaultKind::Timeout,
         FaultKind::Aborted,
         FaultKind::OutOfStep,
-        FaultKind::StaleGraph,
         FaultKind::TooManyTokens,
         FaultKind::Failed,
     ] {

@@ -453,7 +453,7 @@ mod tests {
     #[test]
     fn the_first_fault_stays() {
         let group = Group::new(2, 0, LONG);
-        let first = fault(Phase::Dispatch, 1, FaultKind::StaleGraph);
+        let first = fault(Phase::Dispatch, 1, FaultKind::TooManyTokens);
         let second = fault(Phase::Combine, 0, FaultKind::Failed);
         assert_eq!(group.waiter(1).fail(first), first);
         assert_eq!(group.waiter(0).fault(Phase::Dispatch), Some(first));
