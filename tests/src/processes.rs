@@ -248,7 +248,7 @@ impl Held {
     }
 
     /// Waits until this process holds no more than this again: a thread that was joined may stay in
-    /// the system's list for a moment.
+    /// the system's list for a moment. What graphs of engines kept is given back because this asks for it.
     ///
     /// # Errors
     ///
@@ -256,6 +256,7 @@ impl Held {
     pub fn again(&self) -> Result<(), Self> {
         let start = Instant::now();
         loop {
+            graph_ep::ep_context::reclaim();
             let now = Self::now();
             if now == *self {
                 return Ok(());

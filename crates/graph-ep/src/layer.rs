@@ -195,6 +195,50 @@ impl<B: Backend> ExpertParallel<B> {
 
     /// Records a step into what an engine is capturing on `stream`, see [`EmbeddedStep::record`].
     ///
+    /// ```
+    /// use graph_ep::synthetic::SyntheticExperts;
+    /// use graph_ep::{
+    ///     Backend, ExpertParallel, HostBackend, MoeLayer, StepOptions, ThreadGroup, TokenCount,
+    ///     TopKIds,
+    /// };
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let alone = ThreadGroup::new(1)?.into_iter().next().ok_or("one rank")?;
+    /// let ep = ExpertParallel::<HostBackend>::builder(64, 8, 2, 16)
+    ///     .build(HostBackend::default(), alone)?;
+    /// let (tokens, output) = (ep.allocate(16 * 64 * 2)?, ep.allocate(16 * 64 * 2)?);
+    /// let ids = ep.allocate(16 * 2 * 4)?;
+    /// ep.write(&ids, bytemuck::cast_slice(&[0_i32, 5].repeat(16)))?;
+    /// let experts = SyntheticExperts::new(&ep)?;
+    /// let layer = MoeLayer::new(
+    ///     tokens.slice(),
+    ///     TokenCount::Fixed(16),
+    ///     TopKIds::I32(ids.slice()),
+    ///     output.slice(),
+    /// );
+    ///
+    /// // An engine on the host backend; on a GPU it captures by what means it likes.
+    /// let (engine, stream) = (ep.context().backend(), ep.stream());
+    /// engine.begin_recording(stream)?;
+    /// let step = ep.embed(stream, StepOptions::new(), |step| {
+    ///     ep.layer(step, &layer, |queue, received| experts.queue(queue, received))
+    /// })?;
+    /// let graph = engine.instantiate(engine.end_recording(stream)?)?;
+    ///
+    /// let number = step.replay(|| Ok(engine.replay(stream, &graph)?))?;
+    /// assert_eq!(ep.dispatcher().records().wait(number)?.delivered, 32);
+    ///
+    /// // The engine launches a graph that is stale: the step says so, and the group goes on.
+    /// let rows = ep.rows();
+    /// let direct = graph_ep::Queue::direct(engine, stream);
+    /// rows.plan(rows.max_rows())?.commit(&direct)?;
+    /// engine.replay(stream, &graph)?;
+    /// let told = ep.dispatcher().records().wait(step.replayed());
+    /// assert!(matches!(told, Err(graph_ep::DispatchError::StaleGraph { recorded: 1, now: 2, .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`EmbeddedStep::record`].
