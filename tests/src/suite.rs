@@ -119,6 +119,10 @@ macro_rules! conformance_suite {
                 a_lane_of_another_dispatcher_is_refused,
                 a_step_that_ends_in_a_dispatch_has_one_verdict,
                 a_lane_serves_steps_with_and_without_combine;
+            halves:
+                halves_equal_the_oracle,
+                halves_one_after_the_other_never_wait,
+                halves_out_of_order_are_refused;
             epochs:
                 epochs_wrap,
                 records_stay_until_the_ring_comes_round,

@@ -48,27 +48,90 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        const OP: &str = "combine";
-        if step.options().mode == StepMode::Rounds {
+        let most = self.check_combine("combine", step, args)?;
+        let pushed = step.was_pushed(self, args.handle.id());
+        let ordinal = step.close(self, args.handle.id())?;
+        if pushed {
+            return self.push_back(step, args, ordinal, most);
+        }
+        self.return_sums(step, args, ordinal)?;
+        self.reduce(step, args.handle, Some(&args.output), None, ordinal)
+    }
+
+    /// Queues a combine but for the half of the tokens' owner, which [`Lane::combine_receive`] queues:
+    /// what the caller queues between the two runs while sums may still be on their way. Its dispatch
+    /// was queued in halves too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lane::combine`]; [`DispatchError::Order`] also after a dispatch that pushed.
+    pub fn combine_send<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Combine<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        const OP: &str = "combine_send";
+        self.check_combine(OP, step, args)?;
+        if step.was_pushed(self, args.handle.id()) {
             return Err(DispatchError::Order {
                 operation: OP,
+                rank: self.dispatcher().rank(),
+                reason: "the dispatch pushed its rows; use combine, or dispatch in halves"
+                    .to_owned(),
+            });
+        }
+        let ordinal = step.send_back(self, args.handle.id())?;
+        self.return_sums(step, args, ordinal)
+    }
+
+    /// Queues the half of a combine of the tokens' owner: waits on the device for every rank, and adds
+    /// up. `args` are those of the [`Lane::combine_send`] before.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lane::combine`]; [`DispatchError::Order`] if its sums were not sent.
+    pub fn combine_receive<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Combine<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        self.check_combine("combine_receive", step, args)?;
+        let ordinal = step.close_returned(self, args.handle.id())?;
+        self.reduce(step, args.handle, Some(&args.output), None, ordinal)
+    }
+
+    /// Checks the arguments of a combine, of at most as many tokens as are returned.
+    fn check_combine(
+        &self,
+        operation: &'static str,
+        step: &Step<'_, B>,
+        args: &Combine<'_, '_, B>,
+    ) -> Result<u32, DispatchError> {
+        if step.options().mode == StepMode::Rounds {
+            return Err(DispatchError::Order {
+                operation,
                 rank: self.dispatcher().rank(),
                 reason: "the step runs in rounds; use Lane::rounds".to_owned(),
             });
         }
         let limit = step.row_limit(args.handle.rows());
-        self.check_rows(OP, "length of the expert rows in bytes", &args.expert_rows, limit)?;
+        let rows = "length of the expert rows in bytes";
+        self.check_rows(operation, rows, &args.expert_rows, limit)?;
         let most = step.tokens_of(self, args.handle.id());
-        self.check_rows(OP, "length of the output in bytes", &args.output, most)?;
-        let pushed = step.was_pushed(self, args.handle.id());
-        let ordinal = step.close(self, args.handle.id())?;
+        self.check_rows(operation, "length of the output in bytes", &args.output, most)?;
+        Ok(most)
+    }
+
+    /// The expert rank's half of a combine that follows a dispatch that pulled.
+    fn return_sums<'a>(
+        &self,
+        step: &Step<'a, B>,
+        args: &Combine<'_, 'a, B>,
+        ordinal: u32,
+    ) -> Result<(), DispatchError> {
         let weighted = self.dispatcher().inner.geometry.weighted != 0;
-        if pushed {
-            return self.push_back(step, args, ordinal, most);
-        }
         let parts = PushParts { push: true, release: true, weighted };
-        self.reduce_push(step, args.handle, &args.expert_rows, ordinal, parts)?;
-        self.reduce(step, args.handle, Some(&args.output), None, ordinal)
+        self.reduce_push(step, args.handle, &args.expert_rows, ordinal, parts)
     }
 
     /// A whole combine in one operation, of at most `tokens` tokens.

@@ -119,20 +119,78 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Dispatch<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        if step.options().mode == StepMode::Rounds {
-            return Err(DispatchError::Order {
-                operation: "dispatch",
-                rank: self.dispatcher().rank(),
-                reason:
-                    "the step runs in rounds, where dispatch, experts and combine are one loop; \
-                         use Lane::rounds"
-                        .to_owned(),
-            });
-        }
+        self.refuse_rounds(step, "dispatch")?;
         if self.dispatcher().inner.pushes && step.options().mode == StepMode::Static {
             return self.push(step, args);
         }
         let ordinal = self.send(step, args)?;
+        self.take(step, args, ordinal)
+    }
+
+    /// Queues a dispatch but for its receiver's half, which [`Lane::dispatch_receive`] queues: what
+    /// the caller queues between the two runs while tokens of other ranks may still be on their way.
+    ///
+    /// Halves pull rows in every configuration, and all ranks have to split the same dispatches: one
+    /// that splits finds a peer that pushes out of step.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lane::dispatch`].
+    pub fn dispatch_send<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        self.refuse_rounds(step, "dispatch_send")?;
+        self.send(step, args)?;
+        step.note_sent();
+        Ok(())
+    }
+
+    /// Queues the receiver's half of a dispatch: waits on the device for every sender, and brings the
+    /// rows. `args` are those of the [`Lane::dispatch_send`] before. In an eager step the host waits
+    /// for the count.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lane::dispatch`]; [`DispatchError::Order`] if no dispatch into this handle was sent on
+    /// this lane, or its rows are received already.
+    pub fn dispatch_receive<'a>(
+        &self,
+        step: &mut Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+    ) -> Result<(), DispatchError> {
+        let (most, word) = args.most_tokens();
+        self.check_dispatch(args, most, word)?;
+        let ordinal = step.receive(self, args.handle)?;
+        self.take(step, args, ordinal)
+    }
+
+    fn refuse_rounds(
+        &self,
+        step: &Step<'_, B>,
+        operation: &'static str,
+    ) -> Result<(), DispatchError> {
+        if step.options().mode != StepMode::Rounds {
+            return Ok(());
+        }
+        Err(DispatchError::Order {
+            operation,
+            rank: self.dispatcher().rank(),
+            reason:
+                "the step runs in rounds, where dispatch, experts and combine are one loop; use \
+                     Lane::rounds"
+                    .to_owned(),
+        })
+    }
+
+    /// The receiver's half of a dispatch that pulls.
+    fn take<'a>(
+        &self,
+        step: &Step<'a, B>,
+        args: &Dispatch<'_, 'a, B>,
+        ordinal: u32,
+    ) -> Result<(), DispatchError> {
         self.count(step, args.handle, ordinal, None)?;
         if let StepMode::Eager { max_rows } = step.options().mode {
             self.fit(step, args.handle, max_rows)?;

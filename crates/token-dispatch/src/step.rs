@@ -123,6 +123,30 @@ pub(crate) struct OpenPair<B: Backend> {
     pub(crate) tokens: u32,
     /// Whether its rows were pushed.
     pub(crate) pushed: bool,
+    /// How far it has come.
+    pub(crate) part: Part,
+}
+
+/// How far an open pair has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Its tokens are sent, and nothing is received.
+    Sent,
+    /// Its rows are received, or each window of them is on its own.
+    Received,
+    /// Its sums are sent, and none is received.
+    Returned,
+}
+
+impl Part {
+    /// What has to come next for the pair to be closed.
+    fn next(self) -> &'static str {
+        match self {
+            Part::Sent => "its rows were not received: dispatch_receive comes next",
+            Part::Received => "its sums were not sent: combine_send comes next, or combine",
+            Part::Returned => "its sums were sent: combine_receive comes next",
+        }
+    }
 }
 
 /// What a finished step used.
@@ -296,8 +320,13 @@ impl<'a, B: Backend> Step<'a, B> {
     ///
     /// # Errors
     ///
-    /// What the backend reports, and the failure of work on a branch.
+    /// What the backend reports, the failure of work on a branch, and [`DispatchError::Order`] for a
+    /// pair of which only the first half of a dispatch or of a combine was queued.
     pub fn finish(mut self) -> Result<StepSummary<B>, DispatchError> {
+        if let Some(pair) = self.open.iter().find(|pair| pair.part != Part::Received) {
+            let reason = format!("lane {}: {}", pair.lane.index(), pair.part.next());
+            return Err(self.order_error("finish", &reason));
+        }
         self.join_all()?;
         for pair in std::mem::take(&mut self.open) {
             self.acknowledge(&pair.lane)?;
@@ -436,6 +465,7 @@ impl<'a, B: Backend> Step<'a, B> {
             ordinal,
             tokens,
             pushed: false,
+            part: Part::Received,
         });
         if is_new {
             self.shapes.push((rows.clone(), rows.recording_shape()));
@@ -456,22 +486,78 @@ impl<'a, B: Backend> Step<'a, B> {
         pairs.any(|pair| pair.lane.index() == lane.index() && pair.handle == handle && pair.pushed)
     }
 
+    /// Notes that of the dispatch that was opened last only the sender's half is queued.
+    pub(crate) fn note_sent(&mut self) {
+        if let Some(pair) = self.open.last_mut() {
+            pair.part = Part::Sent;
+        }
+    }
+
+    /// The place of the dispatch that fills `handle` on `lane`, whose rows are received next.
+    pub(crate) fn receive(
+        &mut self,
+        lane: &Lane<B>,
+        handle: &Handle<B>,
+    ) -> Result<u32, DispatchError> {
+        let at = self.find("dispatch_receive", lane, handle.id(), Part::Sent)?;
+        self.claim_dispatch(lane, handle)?;
+        self.open[at].part = Part::Received;
+        Ok(self.open[at].ordinal)
+    }
+
+    /// The place of the dispatch that `handle` was filled by on `lane`, whose sums are sent next.
+    pub(crate) fn send_back(&mut self, lane: &Lane<B>, handle: u64) -> Result<u32, DispatchError> {
+        let at = self.find("combine_send", lane, handle, Part::Received)?;
+        self.claim_combine(lane, handle)?;
+        self.open[at].part = Part::Returned;
+        Ok(self.open[at].ordinal)
+    }
+
     /// The place of the dispatch that `handle` was filled by on `lane`, which its combine closes.
     pub(crate) fn close(&mut self, lane: &Lane<B>, handle: u64) -> Result<u32, DispatchError> {
-        let at = self
-            .open
-            .iter()
-            .position(|pair| pair.lane.index() == lane.index() && pair.handle == handle);
-        match at {
-            Some(at) => {
-                self.claim_combine(lane, handle)?;
-                Ok(self.open.remove(at).ordinal)
-            }
-            None => Err(DispatchError::Order {
-                operation: "combine",
-                rank: self.dispatcher.rank(),
-                reason: format!("no dispatch into this handle is open on lane {}", lane.index()),
-            }),
+        self.close_at("combine", lane, handle, Part::Received)
+    }
+
+    /// The same for a combine whose sums are sent already.
+    pub(crate) fn close_returned(
+        &mut self,
+        lane: &Lane<B>,
+        handle: u64,
+    ) -> Result<u32, DispatchError> {
+        self.close_at("combine_receive", lane, handle, Part::Returned)
+    }
+
+    fn close_at(
+        &mut self,
+        operation: &'static str,
+        lane: &Lane<B>,
+        handle: u64,
+        part: Part,
+    ) -> Result<u32, DispatchError> {
+        let at = self.find(operation, lane, handle, part)?;
+        self.claim_combine(lane, handle)?;
+        Ok(self.open.remove(at).ordinal)
+    }
+
+    /// The pair that is open on `lane` with `handle`, which has to have come so far.
+    fn find(
+        &self,
+        operation: &'static str,
+        lane: &Lane<B>,
+        handle: u64,
+        part: Part,
+    ) -> Result<usize, DispatchError> {
+        let mut pairs = self.open.iter();
+        let at = pairs
+            .position(|pair| pair.lane.index() == lane.index() && pair.handle == handle)
+            .ok_or_else(|| {
+                let index = lane.index();
+                let reason = format!("no dispatch into this handle is open on lane {index}");
+                self.order_error(operation, &reason)
+            })?;
+        match self.open[at].part {
+            found if found == part => Ok(at),
+            found => Err(self.order_error(operation, found.next())),
         }
     }
 }

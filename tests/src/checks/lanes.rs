@@ -51,7 +51,7 @@ pub fn two_lanes_at_once<T: TestBackend>() {
 }
 
 /// The error of a step whose body is `body`, which is recorded and so never runs.
-fn refusal<T: TestBackend>(
+pub(super) fn refusal<T: TestBackend>(
     rig: &Rig<T>,
     body: impl FnOnce(
         &Program<T>,
@@ -72,6 +72,8 @@ fn refusal<T: TestBackend>(
             }
             _ => panic!("{source:?}"),
         },
+        // The end of the step, which comes behind the body.
+        Err(CaptureError::Dispatch(DispatchError::Order { reason, .. })) => Some(reason),
         Err(other) => panic!("{other:?}"),
     }
 }

@@ -7,6 +7,7 @@ pub mod engines;
 pub mod epochs;
 pub mod everywhere;
 pub mod failure;
+pub mod halves;
 pub mod lanes;
 pub mod layouts;
 pub mod maps;
