@@ -101,6 +101,23 @@ pub mod probes {
     pub const MEET: Text = ("probes/meet.cu", include_str!("probes/meet.cu"));
 }
 
+/// Kernels that run a group for long: inputs, experts and comparison in closed form.
+pub mod soak {
+    use super::{DTYPE, PTX, ROWS, SCAN, TYPES, Text};
+
+    /// The closed form.
+    pub const SOAK: Text = ("soak.cuh", include_str!("soak/soak.cuh"));
+    /// The headers of these kernels.
+    pub const HEADERS: &[Text] = &[TYPES, PTX, SCAN, DTYPE, ROWS, SOAK];
+
+    /// Makes the inputs of a step.
+    pub const INPUT: Text = ("soak/input.cu", include_str!("soak/input.cu"));
+    /// The experts.
+    pub const EXPERTS: Text = ("soak/experts.cu", include_str!("soak/experts.cu"));
+    /// Compares the outputs of a step.
+    pub const CHECK: Text = ("soak/check.cu", include_str!("soak/check.cu"));
+}
+
 /// Kernels that measure what a device can do at best.
 pub mod limits {
     use super::Text;

@@ -21,6 +21,7 @@ pub use number::NumberError;
 use crate::bench::BenchArgs;
 use crate::compile::CompileArgs;
 use crate::policies::PoliciesArgs;
+use crate::soak::SoakArgs;
 use crate::workload::Workload;
 
 /// MoE expert parallelism inside graphs: runs, measures and explains it.
@@ -44,6 +45,8 @@ pub enum Command {
     /// Judge how receive buffers grow: steps replayed, time lost and rows reserved by each policy, on
     /// recorded and made-up routing
     Policies(PoliciesArgs),
+    /// Run for long, under load, and compare every output on its device
+    Soak(Box<SoakArgs>),
     /// Say what there is to run on: GPUs, driver, compiler, links, limits, and which modes will work
     Doctor,
     /// Compile the kernels of a configuration ahead of time, without a GPU

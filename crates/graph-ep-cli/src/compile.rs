@@ -9,6 +9,7 @@ use graph_ep::{BackendError, Kernel};
 use graph_ep_kernels::{HEADERS, limits};
 
 use crate::args::{Dtype, NumberError, number};
+use crate::soak::kernels as soak;
 use crate::verdict::Verdict;
 
 /// Arguments of `graph-ep compile`.
@@ -64,7 +65,7 @@ pub fn run(args: &CompileArgs) -> Result<Verdict, BackendError> {
 }
 
 /// What a rank of this configuration loads, with the constants of each: dispatch and combine, the
-/// experts of `run`, and what measures a device.
+/// experts of `run`, what measures a device, and what a soak computes.
 fn kernels(args: &CompileArgs) -> Vec<(KernelSource, Specialization)> {
     let dtype = crate::run::dtype(args.dtype);
     let constants = specialization(args.hidden, args.top_k, dtype, args.ranks);
@@ -75,7 +76,8 @@ fn kernels(args: &CompileArgs) -> Vec<(KernelSource, Specialization)> {
     let limits = limits::ALL
         .iter()
         .map(|(file, text)| (KernelSource { file, text, headers: HEADERS }, Specialization::new()));
-    dispatch.chain(experts).chain(limits).collect()
+    let soaks = soak::SOURCES.into_iter().map(|source| (source, soak::constants(dtype)));
+    dispatch.chain(experts).chain(limits).chain(soaks).collect()
 }
 
 #[cfg(test)]

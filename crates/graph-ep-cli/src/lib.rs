@@ -11,7 +11,8 @@
 //!   it alone, and [`progress`] is what a person sees while the run lasts. [`output`] writes files
 //!   so that no half of one is seen.
 //!
-//! [`run`] joins them. [`policies`] judges growth on routing alone. [`mod@bench`] measures the engine, and has a report, a table and plots of its own.
+//! [`run`] joins them. [`policies`] judges growth on routing alone. [`mod@bench`] measures the engine, and
+//! has a report, a table and plots of its own; [`soak`] runs it for long.
 
 pub mod args;
 pub mod bench;
@@ -25,6 +26,7 @@ pub mod progress;
 pub mod report;
 pub mod routing;
 pub mod run;
+pub mod soak;
 pub mod table;
 pub mod trace;
 pub mod verdict;

@@ -10,7 +10,7 @@ use graph_ep_cli::args::{Cli, Command};
 use graph_ep_cli::bench::{self, nccl};
 use graph_ep_cli::run;
 use graph_ep_cli::verdict::Verdict;
-use graph_ep_cli::{compile, doctor, policies};
+use graph_ep_cli::{compile, doctor, policies, soak};
 use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {
@@ -35,6 +35,16 @@ fn main() -> ExitCode {
         }
         Command::Policies(args) => {
             return match policies::run(&args) {
+                Ok(verdict) => verdict.into(),
+                Err(error) => {
+                    complain(&error);
+                    error.verdict().into()
+                }
+            };
+        }
+        Command::Soak(args) => {
+            trace_to_stderr(args.common().verbose);
+            return match soak::run(&args) {
                 Ok(verdict) => verdict.into(),
                 Err(error) => {
                     complain(&error);

@@ -1,7 +1,5 @@
 //! What is measured on.
 
-use graph_ep::ep_context::cuda::{DeviceProperties, driver_version, nvrtc_version};
-
 use super::args::MeasureArgs;
 use super::limits::{self, Places};
 use super::nccl;
@@ -40,7 +38,7 @@ impl Machine {
             memory: HOST_MEMORY,
             grow_bytes: GROW_BYTES_ON_HOST,
             limits: limits::Settings::HOST,
-            hardware: vec![host()],
+            hardware: hardware(devices, args),
         };
         let machine = match devices {
             Devices::Host => on_host,
@@ -51,7 +49,7 @@ impl Machine {
                 memory: gpus.iter().map(|gpu| gpu.memory / 2).min().unwrap_or(0),
                 grow_bytes: GROW_BYTES,
                 limits: limits::Settings::FULL,
-                hardware: cuda(gpus, args),
+                hardware: hardware(devices, args),
             },
         };
         let quick = |usual, quick| if args.quick { quick } else { usual };
@@ -80,31 +78,8 @@ impl Machine {
     }
 }
 
-fn host() -> String {
-    let threads = std::thread::available_parallelism().map_or(0, |threads| threads.get());
-    format!("host backend, {threads} hardware threads, {}", std::env::consts::ARCH)
-}
-
-fn cuda(gpus: &[DeviceProperties], args: &MeasureArgs) -> Vec<String> {
-    let mut lines: Vec<String> = gpus
-        .iter()
-        .map(|gpu| {
-            let (major, minor) = gpu.capability;
-            format!(
-                "GPU {}: {}, sm_{major}{minor}, {} SMs, {} MiB",
-                gpu.ordinal,
-                gpu.name,
-                gpu.multiprocessors,
-                gpu.memory >> 20
-            )
-        })
-        .collect();
-    let unknown = |error: graph_ep::BackendError| format!("unknown: {error}");
-    lines.push(format!("driver for CUDA {}", driver_version().unwrap_or_else(unknown)));
-    lines.push(match nvrtc_version() {
-        Ok((_, (major, minor))) => format!("NVRTC {major}.{minor}"),
-        Err(error) => format!("NVRTC {}", unknown(error)),
-    });
+fn hardware(devices: &Devices, args: &MeasureArgs) -> Vec<String> {
+    let mut lines = devices.describe();
     if args.against.is_some() {
         let found = nccl::describe();
         lines.push(found.unwrap_or_else(|error| format!("NCCL cannot be used: {error}")));

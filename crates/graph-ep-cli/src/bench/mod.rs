@@ -117,12 +117,10 @@ fn measure_on<B: Backend>(
 
 /// Shows and writes the report, and says what it amounts to.
 fn conclude(args: &MeasureArgs, machine: &Machine, found: Found) -> Result<Verdict, BenchError> {
-    let of_environment = || env::var("GRAPH_EP_COMMIT").ok().filter(|commit| !commit.is_empty());
-    let commit = args.commit.clone().or_else(of_environment);
     let report = Report {
         schema: SCHEMA.to_owned(),
         date: utc_now(),
-        commit: commit.unwrap_or_else(|| "unknown".to_owned()),
+        commit: commit(args.commit.as_deref()),
         command: command_line(env::args()),
         hardware: machine.hardware.clone(),
         method: METHOD.iter().map(|line| (*line).to_owned()).collect(),
@@ -137,6 +135,12 @@ fn conclude(args: &MeasureArgs, machine: &Machine, found: Found) -> Result<Verdi
         plot::write(&report, None, path)?;
     }
     Ok(if report.verified() { Verdict::Verified } else { Verdict::Failed })
+}
+
+/// The commit that was given, or that the environment names.
+pub(crate) fn commit(given: Option<&str>) -> String {
+    let of_environment = || env::var("GRAPH_EP_COMMIT").ok().filter(|commit| !commit.is_empty());
+    given.map(str::to_owned).or_else(of_environment).unwrap_or_else(|| "unknown".to_owned())
 }
 
 /// What a time includes and how it was taken.
@@ -181,7 +185,7 @@ pub(crate) fn grown_gib(variant: &str) -> Option<f64> {
 }
 
 /// Words as a shell would take them.
-fn command_line(words: impl Iterator<Item = String>) -> String {
+pub(crate) fn command_line(words: impl Iterator<Item = String>) -> String {
     let quoted = words.map(|word| {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+".contains(c);
         if !word.is_empty() && word.chars().all(plain) {

@@ -1,6 +1,8 @@
 //! What ranks run on.
 
-use graph_ep::ep_context::cuda::{CudaBackend, CudaOptions, DeviceProperties, nvrtc_version};
+use graph_ep::ep_context::cuda::{
+    CudaBackend, CudaOptions, DeviceProperties, driver_version, nvrtc_version,
+};
 use graph_ep::ep_context::host::HostOptions;
 use graph_ep::{BackendError, HostBackend};
 
@@ -39,6 +41,37 @@ impl Devices {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Lines for a report.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let Self::Cuda(gpus) = self else {
+            let threads = std::thread::available_parallelism().map_or(0, |threads| threads.get());
+            return vec![format!(
+                "host backend, {threads} hardware threads, {}",
+                std::env::consts::ARCH
+            )];
+        };
+        let mut lines: Vec<String> = gpus
+            .iter()
+            .map(|gpu| {
+                let (major, minor) = gpu.capability;
+                format!(
+                    "GPU {}: {}, sm_{major}{minor}, {} SMs, {} MiB",
+                    gpu.ordinal,
+                    gpu.name,
+                    gpu.multiprocessors,
+                    gpu.memory >> 20
+                )
+            })
+            .collect();
+        let unknown = |error: BackendError| format!("unknown: {error}");
+        lines.push(format!("driver for CUDA {}", driver_version().unwrap_or_else(unknown)));
+        lines.push(match nvrtc_version() {
+            Ok((_, (major, minor))) => format!("NVRTC {major}.{minor}"),
+            Err(error) => format!("NVRTC {}", unknown(error)),
+        });
+        lines
     }
 }
 
