@@ -20,6 +20,8 @@ mod table;
 mod tally;
 
 #[cfg(test)]
+mod device;
+#[cfg(test)]
 mod tests;
 
 use std::path::Path;
@@ -37,7 +39,7 @@ use crate::args::{ArgsError, Mode, check_outputs};
 use crate::bench::report::utc_now;
 use crate::bench::{command_line, commit};
 use crate::output::OutputError;
-use crate::run::device::{self, Devices};
+use crate::run::device::{Devices, cuda, host};
 use crate::verdict::Verdict;
 use cycles::Gauge;
 use report::{Entry, HeldReport, Report, SCHEMA};
@@ -139,8 +141,8 @@ pub fn run(args: &SoakArgs) -> Result<Verdict, SoakError> {
     check_outputs(common.report.as_deref(), None)?;
     let devices = Devices::find(common.backend).map_err(SoakError::Device)?;
     let found = match &devices {
-        Devices::Host => soak(&args.command, 0, &device::host)?,
-        Devices::Cuda(gpus) => soak(&args.command, gpus.len(), &|rank| device::cuda(gpus, rank))?,
+        Devices::Host => soak(&args.command, 0, &host)?,
+        Devices::Cuda(gpus) => soak(&args.command, gpus.len(), &|rank| cuda(gpus, rank))?,
     };
     let kept = found.held.as_ref().is_none_or(|held| held.before.is_all_of(&held.after));
     let report = Report {

@@ -78,8 +78,8 @@ impl Plan {
             dtype,
             layout: dice.one_of([Layout::ExpertGrouped, Layout::Flat]),
             weighting: dice.one_of([Weighting::Combine, Weighting::Caller]),
-            alignment: dice.one_of([1, 4, 16]),
-            capacity_factor: dice.one_of([0.75, 1.0, 1.25, 2.0]),
+            alignment: dice.one_of([1, 1, 4, 16]),
+            capacity_factor: dice.one_of([0.5, 0.75, 1.0, 1.5]),
             transfer: dice.one_of([Transfer::Auto, Transfer::Auto, Transfer::Pull]),
             routing: dice.one_of([RoutingDependence::Dependent, RoutingDependence::Independent]),
             burst: dice.one_of([4, 16, 64]),
@@ -164,6 +164,7 @@ fn episode<B: Backend>(
     tally: &mut Tally,
 ) -> Result<(), SoakError> {
     let (missing, dropped) = (rig.state()?.missing, tally.dropped);
+    rig.shrink()?;
     let mut runner = rig.runner(mode)?;
     steps(rig, sizes, mode, &mut runner, count, tally)?;
     // What receivers say they dropped is what owners miss.

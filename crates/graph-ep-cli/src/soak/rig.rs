@@ -186,6 +186,22 @@ impl<B: Backend> Rig<B> {
         self.program.shape
     }
 
+    /// Takes capacity back to what it was at the start, between two recordings. Collective, so that
+    /// nobody launches while another still unmaps.
+    pub(super) fn shrink(&self) -> Result<(), SoakError> {
+        let rows = self.group.rows();
+        let initial = self.program.sizes.capacity_rows();
+        if rows.capacity() != initial {
+            let queue = Queue::direct(self.group.context().backend(), self.group.stream());
+            rows.plan(initial)?.commit(&queue)?;
+            self.settle()?;
+            if let Err(error) = rows.trim() {
+                tracing::debug!(%error, "rows stay mapped for now");
+            }
+        }
+        self.meet("the capacity of the start")
+    }
+
     /// Waits for the stream and reads what was found so far.
     pub(super) fn state(&self) -> Result<State, SoakError> {
         let mut state: State = bytemuck::Zeroable::zeroed();

@@ -18,7 +18,7 @@ fn parse(line: &str) -> SoakArgs {
 }
 
 fn found(line: &str) -> Found {
-    soak(&parse(line).command, 0, &device::host).expect("a verdict")
+    soak(&parse(line).command, 0, &host).expect("a verdict")
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_wrong_output_is_seen_and_placed() {
     let args = parse("replays --tokens 4 --burst 0 --seed 5");
     let SoakCommand::Replays(args) = args.command else { panic!("another command") };
     let sizes = args.sizes.sizes(&args.common, false).unwrap();
-    let found = on_ranks(2, &device::host, &|backend, place| {
+    let found = on_ranks(2, &host, &|backend, place| {
         let rank = place.rank();
         let rig = Rig::new(backend, place, &sizes)?;
         let mut step = rig.begin()?;
@@ -119,7 +119,7 @@ fn what_does_not_go_together_is_refused() {
         ("phased --ranks 6 --experts 12", "dropped"),
         ("replays --tokens 100000", "at most 65536"),
     ] {
-        let error = soak(&parse(line).command, 0, &device::host).err().expect(line);
+        let error = soak(&parse(line).command, 0, &host).err().expect(line);
         assert!(error.to_string().contains(part), "{line}: {error}");
         assert_eq!(error.verdict(), Verdict::BadInput, "{line}");
     }
