@@ -30,7 +30,11 @@ enum class FaultKind : u32 {
     TooManyTokens = 4,
     Failed = 5,
     NoProgress = 6,
+    Gone = 7,
 };
+
+// The abort word says that a rank is gone by this and its number.
+constexpr u32 GONE = 2;
 
 struct WaitParams {
     u64 control;
@@ -85,7 +89,8 @@ class Waiter {
     __device__ __forceinline__ explicit Waiter(const WaitParams &params) : params_(params) {}
 
     // The fault that this rank must respect, or zero: the one it holds, the poison of a peer (which
-    // it holds from then on), or an abort by its host, which becomes a fault in `phase`.
+    // it holds from then on), or what its host wants of it, which becomes a fault in `phase`: an end, or
+    // that a peer is gone.
     __device__ __forceinline__ u64 fault(Phase phase) const {
         if (const u64 word = held()) {
             return word;
@@ -224,9 +229,12 @@ class Waiter {
     }
 
     __device__ __forceinline__ u64 aborted(Phase phase) const {
-        return ptx::load_acquire_sys(&control()->abort) == 0
-                   ? 0
-                   : fail(FaultKind::Aborted, phase, params_.rank);
+        const u32 word = ptx::load_acquire_sys(&control()->abort);
+        if (word == 0) {
+            return 0;
+        }
+        return word < GONE ? fail(FaultKind::Aborted, phase, params_.rank)
+                           : fail(FaultKind::Gone, phase, word - GONE);
     }
 
     // Counts the time since the last look unless deadlines were suspended at either end of it.

@@ -95,6 +95,14 @@ impl<B: Backend> EpContextBuilder<B> {
         let (control, table) =
             rendezvous::all_or_none(rendezvous.as_ref(), "signal memory", local, deadline)?;
         let signals = Arc::new(SignalMemory { control, attention, table });
+        let weak = Arc::downgrade(&signals);
+        rendezvous.watch(Box::new(move |gone| {
+            // Nobody waits any more where the words are gone.
+            if let Some(signals) = weak.upgrade() {
+                tracing::warn!(rank = gone.0, "a rank ended without leaving the group");
+                signals.host_control().gone(gone);
+            }
+        }));
         tracing::debug!(
             rank = rendezvous.rank().0,
             world = rendezvous.world(),

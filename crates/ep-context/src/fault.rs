@@ -88,6 +88,8 @@ pub enum FaultKind {
     Failed = 5,
     /// The culprit has fewer receive rows than a single token may need.
     NoProgress = 6,
+    /// The process of the culprit ended without leaving the group.
+    Gone = 7,
 }
 
 impl FaultKind {
@@ -99,6 +101,7 @@ impl FaultKind {
             4 => FaultKind::TooManyTokens,
             5 => FaultKind::Failed,
             6 => FaultKind::NoProgress,
+            7 => FaultKind::Gone,
             _ => return None,
         })
     }
@@ -113,6 +116,7 @@ impl fmt::Display for FaultKind {
             FaultKind::TooManyTokens => "was given more tokens than its staging area holds",
             FaultKind::Failed => "failed while an operation ran",
             FaultKind::NoProgress => "has fewer receive rows than a single token needs",
+            FaultKind::Gone => "ended without leaving the group",
         })
     }
 }
@@ -160,7 +164,7 @@ mod tests {
     #[test]
     fn a_word_carries_every_fault() {
         for phase in Phase::ALL {
-            for code in 1..=6 {
+            for code in 1..=7 {
                 let kind = FaultKind::from_code(code).expect("known code");
                 for culprit in [Rank(0), Rank(7), Rank(u32::MAX)] {
                     let fault = Fault { phase, culprit, kind };

@@ -75,7 +75,19 @@ pub trait Rendezvous: Debug + Send + Sync {
     /// Leaves the group because of `reason`, which every other rank is given by the call in which it
     /// waits, or else by its next one. Harmless where the group has failed already.
     fn abort(&self, reason: &str);
+
+    /// Calls `gone` with the number of a rank whose process ended without leaving the group, once that
+    /// is noticed, on whichever thread notices; at most for the first such rank. Meant for waits on a
+    /// device, which would otherwise only find out by their deadline. A later call replaces `gone`.
+    ///
+    /// An implementation that cannot notice does nothing, which is the default.
+    fn watch(&self, gone: Gone) {
+        let _ = gone;
+    }
 }
+
+/// What is told of a rank whose process ended. It does not block.
+pub type Gone = Box<dyn Fn(Rank) + Send + Sync>;
 
 /// Why ranks did not come together. The same error is given to every rank that still listens.
 #[derive(Clone, Debug, thiserror::Error)]

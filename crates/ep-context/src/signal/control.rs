@@ -2,13 +2,14 @@
 
 use std::marker::PhantomData;
 use std::ptr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use super::atomics::Std;
 use super::params::{AttentionBlock, ControlBlock};
-use super::wait::ring_bell;
+use super::wait::{GONE, ring_bell};
+use crate::Rank;
 use crate::deadline::Deadlines;
 use crate::fault::{Fault, Phase};
 
@@ -48,7 +49,18 @@ impl HostControl<'_> {
 
     /// Asks every wait of the rank to end, now and from now on.
     pub fn abort(&self) {
-        self.abort_flag().store(1, Release);
+        self.set_abort(1);
+    }
+
+    /// Asks every wait of the rank to end, now and from now on, because `peer` is gone: waits that are
+    /// not satisfied report [`Gone`](crate::fault::FaultKind::Gone) with that rank as the culprit.
+    pub fn gone(&self, peer: Rank) {
+        self.set_abort(peer.0.saturating_add(GONE));
+    }
+
+    /// The first reason stays.
+    fn set_abort(&self, word: u32) {
+        let _ = self.abort_flag().compare_exchange(0, word, AcqRel, Acquire);
         self.ring();
     }
 

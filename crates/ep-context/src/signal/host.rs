@@ -430,6 +430,27 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_is_gone_ends_the_waits_for_anyone_and_is_named() {
+        let group = Group::new(3, 0, LONG);
+        let gone = fault(Phase::Dispatch, 2, FaultKind::Gone);
+        std::thread::scope(|scope| {
+            let waits = [(0, 1), (1, 2)].map(|(reader, writer)| {
+                let group = &group;
+                scope.spawn(move || group.wait(reader, writer, 1))
+            });
+            group.host(0).gone(Rank(2));
+            for wait in waits {
+                assert_eq!(wait.join().expect("the wait"), Err(gone));
+            }
+        });
+        // The first reason stays.
+        let group = Group::new(2, 0, LONG);
+        group.host(0).gone(Rank(1));
+        group.host(0).abort();
+        assert_eq!(group.wait(0, 1, 1), Err(fault(Phase::Dispatch, 1, FaultKind::Gone)));
+    }
+
+    #[test]
     fn an_abort_does_not_undo_a_signal_that_is_there() {
         let group = Group::new(2, 0, LONG);
         group.send(1, 0, 1);

@@ -22,7 +22,8 @@ pub struct WaitParams {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct ControlBlock {
-    /// Nonzero: the host asks every wait of this rank to end.
+    /// Nonzero: the host asks every wait of this rank to end. 1 is its own wish; `r + 2` says that rank
+    /// `r` is gone.
     pub abort: u32,
     /// Nonzero: deadlines do not count, for as long as it is set (warm-up, debugging).
     pub suspended: u32,

@@ -7,6 +7,9 @@ use super::atomics::{Atomics, Word32, Word64};
 use crate::Rank;
 use crate::fault::{Fault, FaultKind, Phase};
 
+/// The abort word says that a rank is gone by this and its number.
+pub(super) const GONE: u32 = 2;
+
 /// The longest sleep without looking at the words. Peers always ring; this is for a host that
 /// cannot, because it does not reach the doorbell, and changes the control block meanwhile.
 const SLICE: Duration = Duration::from_millis(10);
@@ -157,8 +160,14 @@ fn held<W: Words + ?Sized>(words: &W, phase: Phase) -> Option<Fault> {
 }
 
 fn aborted<W: Words + ?Sized>(words: &W, phase: Phase) -> Option<Fault> {
-    (words.abort().load(Acquire) != 0)
-        .then(|| fail(words, Fault { phase, culprit: words.rank(), kind: FaultKind::Aborted }))
+    let (culprit, kind) = match words.abort().load(Acquire) {
+        0 => return None,
+        word => match word.checked_sub(GONE) {
+            None => (words.rank(), FaultKind::Aborted),
+            Some(rank) => (Rank(rank), FaultKind::Gone),
+        },
+    };
+    Some(fail(words, Fault { phase, culprit, kind }))
 }
 
 /// A word that carries no fault is memory overwritten by something else. It still ends the wait;

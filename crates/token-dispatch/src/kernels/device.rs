@@ -224,6 +224,7 @@ fn agreements() -> String {
     equal("wait::FaultKind::OutOfStep", FaultKind::OutOfStep as u32);
     equal("wait::FaultKind::TooManyTokens", FaultKind::TooManyTokens as u32);
     equal("wait::FaultKind::NoProgress", FaultKind::NoProgress as u32);
+    equal("wait::FaultKind::Gone", FaultKind::Gone as u32);
     text + "extern \"C\" __global__ void agreements(const __grid_constant__ Geometry g) {}\n"
 }
 

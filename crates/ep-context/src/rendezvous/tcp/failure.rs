@@ -10,14 +10,44 @@ use crate::Rank;
 /// Why no rank can use the group any more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Failure {
-    Left { rank: u32 },
-    Aborted { rank: u32, reason: String },
-    Deadline { purpose: String, deadline: Duration, missing: Vec<u32> },
-    Purpose { first: u32, first_purpose: String, second: u32, second_purpose: String },
-    Payload { rank: u32, purpose: String, bytes: u64 },
-    Malformed { rank: u32, reason: String },
-    Duplicate { rank: u32 },
-    World { first: u32, first_world: u32, second: u32, second_world: u32 },
+    /// `orderly` unless its connection ended without a word.
+    Left {
+        rank: u32,
+        orderly: bool,
+    },
+    Aborted {
+        rank: u32,
+        reason: String,
+    },
+    Deadline {
+        purpose: String,
+        deadline: Duration,
+        missing: Vec<u32>,
+    },
+    Purpose {
+        first: u32,
+        first_purpose: String,
+        second: u32,
+        second_purpose: String,
+    },
+    Payload {
+        rank: u32,
+        purpose: String,
+        bytes: u64,
+    },
+    Malformed {
+        rank: u32,
+        reason: String,
+    },
+    Duplicate {
+        rank: u32,
+    },
+    World {
+        first: u32,
+        first_world: u32,
+        second: u32,
+        second_world: u32,
+    },
 }
 
 impl Failure {
@@ -25,7 +55,7 @@ impl Failure {
     pub(super) fn error(&self, purpose: &str) -> RendezvousError {
         let now = purpose.to_owned();
         match self.clone() {
-            Self::Left { rank } => RendezvousError::Left { rank: Rank(rank), purpose: now },
+            Self::Left { rank, .. } => RendezvousError::Left { rank: Rank(rank), purpose: now },
             Self::Aborted { rank, reason } => {
                 RendezvousError::Aborted { rank: Rank(rank), reason, purpose: now }
             }

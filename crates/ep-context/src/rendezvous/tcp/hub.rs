@@ -50,6 +50,8 @@ pub(super) struct Hub {
     /// The oldest first.
     pending: VecDeque<Pending>,
     seats: Vec<Seat>,
+    /// Whether each rank has said that it leaves.
+    leaving: Vec<bool>,
     round: Round,
     failure: Option<Failure>,
 }
@@ -68,7 +70,8 @@ impl Hub {
             *first = Seat::Taken(Link::new(own));
         }
         let (round, pending) = (Round::new(world), VecDeque::new());
-        Self { gate, listener, rest: None, pending, seats, round, failure: None }
+        let leaving = vec![false; world];
+        Self { gate, listener, rest: None, pending, seats, leaving, round, failure: None }
     }
 
     /// Serves the group until rank 0 leaves.
@@ -194,7 +197,8 @@ impl Hub {
         for (index, rank) in (0..self.seats.len()).zip(0..) {
             let Seat::Taken(link) = &mut self.seats[index] else { continue };
             let received = link.receive();
-            let (rounds, failure) = hear(rank, link, &mut self.round, self.failure.is_some());
+            let (rounds, failure) =
+                hear(rank, link, &mut self.leaving[index], &mut self.round, self.failure.is_some());
             for payload in rounds.iter().flatten() {
                 self.tell_all(&ToRank::Gathered(payload));
             }
@@ -204,7 +208,7 @@ impl Hub {
             // After what it said before it left.
             if received == Received::End {
                 self.seats[index] = Seat::Left;
-                self.fail(Failure::Left { rank });
+                self.fail(Failure::Left { rank, orderly: self.leaving[index] });
             }
         }
     }
@@ -275,6 +279,7 @@ impl Hub {
 fn hear(
     rank: u32,
     link: &mut Link,
+    leaving: &mut bool,
     round: &mut Round,
     ended: bool,
 ) -> (Vec<Vec<Vec<u8>>>, Option<Failure>) {
@@ -293,6 +298,10 @@ fn hear(
             }
             Ok(ToHub::TooLong { purpose, bytes }) => {
                 Err(Failure::Payload { rank, purpose: purpose.to_owned(), bytes })
+            }
+            Ok(ToHub::Leave) => {
+                *leaving = true;
+                Ok(None)
             }
             Ok(ToHub::Abort { reason }) => {
                 Err(Failure::Aborted { rank, reason: reason.to_owned() })

@@ -6,16 +6,16 @@
 
 use std::fmt;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{Shutdown, shutdown};
 
-use super::{MAX_PAYLOAD, Rendezvous, RendezvousError};
+use super::{Gone, MAX_PAYLOAD, Rendezvous, RendezvousError};
 use crate::Rank;
 
 mod config;
@@ -27,6 +27,7 @@ mod link;
 mod pending;
 mod proof;
 mod round;
+mod watch;
 mod wire;
 
 #[cfg(test)]
@@ -44,6 +45,7 @@ use hub::Hub;
 use join::{Joined, join};
 use link::{Inbox, Received, Until, Written, write};
 use pending::Gate;
+use watch::{Watch, Wire};
 use wire::{MESSAGE_LIMIT, ToHub, ToRank, cut, decode, frame};
 
 /// What the first call of all ranks is for, by which they know that all have joined.
@@ -65,18 +67,13 @@ const ABORT: Duration = Duration::from_secs(1);
 pub struct TcpRendezvous {
     rank: Rank,
     world: usize,
-    fd: OwnedFd,
+    wire: Arc<Wire>,
     /// Held while a message is written.
     writing: Mutex<()>,
-    /// Held during a call.
-    call: Mutex<Call>,
+    /// Reads between calls, if somebody wants to know of ranks that are gone.
+    watch: Mutex<Option<Watch>>,
     /// Of rank 0.
     hub: Option<JoinHandle<()>>,
-}
-
-struct Call {
-    inbox: Inbox,
-    failure: Option<Failure>,
 }
 
 impl TcpRendezvous {
@@ -120,9 +117,9 @@ impl TcpRendezvous {
         Self {
             rank: config.rank,
             world: config.world,
-            fd: joined.fd,
+            wire: Arc::new(Wire::new(joined.fd, joined.inbox)),
             writing: Mutex::new(()),
-            call: Mutex::new(Call { inbox: joined.inbox, failure: None }),
+            watch: Mutex::new(None),
             hub,
         }
     }
@@ -135,14 +132,10 @@ impl TcpRendezvous {
         until: Until,
     ) -> Result<Vec<Vec<u8>>, RendezvousError> {
         let purpose = cut(purpose);
-        let mut call = match self.call.try_lock() {
-            Ok(call) => call,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                return Err(RendezvousError::Busy { rank: self.rank, purpose: purpose.to_owned() });
-            }
+        let Some(mut call) = self.wire.call() else {
+            return Err(RendezvousError::Busy { rank: self.rank, purpose: purpose.to_owned() });
         };
-        if let Some(failure) = &call.failure {
+        if let Some(failure) = &call.state.failure {
             return Err(failure.error(purpose));
         }
         let hub_is_late =
@@ -155,14 +148,14 @@ impl TcpRendezvous {
         let until = until.and(GRACE);
         let gathered = match self.tell(&message, until) {
             // Also where nothing can be said any more: we may have been told why.
-            Told::Yes | Told::Refused => self.collect(&mut call.inbox, until, &hub_is_late),
+            Told::Yes | Told::Refused => self.collect(&mut call.state.inbox, until, &hub_is_late),
             Told::Late => Err(hub_is_late()),
         };
         gathered.map_err(|failure| {
             if let Failure::Deadline { .. } = failure {
                 self.leave();
             }
-            call.failure = Some(failure.clone());
+            call.fail(&failure);
             failure.error(purpose)
         })
     }
@@ -174,14 +167,14 @@ impl TcpRendezvous {
             self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rest = &frame[..];
         loop {
-            match write(self.fd.as_fd(), rest) {
+            match write(self.wire.fd.as_fd(), rest) {
                 Written::Refused => return Told::Refused,
                 Written::Part(written) => rest = &rest[written..],
             }
             if rest.is_empty() {
                 return Told::Yes;
             }
-            let waited = until.poll(&mut [PollFd::new(&self.fd, PollFlags::OUT)]);
+            let waited = until.poll(&mut [PollFd::new(&self.wire.fd, PollFlags::OUT)]);
             if until.left().is_zero() || waited.is_err() {
                 // Half a message is worse than none.
                 self.leave();
@@ -213,21 +206,21 @@ impl TcpRendezvous {
                 }
             }
             if received == Received::End {
-                return Err(Failure::Left { rank: 0 });
+                return Err(Failure::Left { rank: 0, orderly: false });
             }
             if until.left().is_zero() {
                 return Err(late());
             }
-            let waited = until.poll(&mut [PollFd::new(&self.fd, PollFlags::IN)]);
+            let waited = until.poll(&mut [PollFd::new(&self.wire.fd, PollFlags::IN)]);
             waited.map_err(|errno| malformed(errno.to_string()))?;
-            received = inbox.receive(self.fd.as_fd());
+            received = inbox.receive(self.wire.fd.as_fd());
         }
     }
 
     /// Tells rank 0 that this rank is gone.
     fn leave(&self) {
         // Where that fails the connection is closed already.
-        let _ = shutdown(&self.fd, Shutdown::Write);
+        let _ = shutdown(&self.wire.fd, Shutdown::Write);
     }
 }
 
@@ -281,6 +274,18 @@ impl Rendezvous for TcpRendezvous {
         self.gather(purpose, payload, deadline, Until::after(deadline))
     }
 
+    fn watch(&self, gone: Gone) {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        // The one before has ended before the next begins.
+        *watch = None;
+        match Watch::start(&self.wire, gone) {
+            Ok(started) => *watch = Some(started),
+            Err(error) => {
+                tracing::warn!(%error, "ranks that end are noticed only when a deadline has passed");
+            }
+        }
+    }
+
     fn abort(&self, reason: &str) {
         // Where it cannot be told, the connection ends, and that is told.
         self.tell(&ToHub::Abort { reason: cut(reason) }, Until::after(ABORT));
@@ -289,6 +294,8 @@ impl Rendezvous for TcpRendezvous {
 
 impl Drop for TcpRendezvous {
     fn drop(&mut self) {
+        *self.watch.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        self.tell(&ToHub::Leave, Until::after(ABORT));
         self.leave();
         if let Some(hub) = self.hub.take() {
             // It does not panic; if it did, the others have seen their connections end.

@@ -76,6 +76,8 @@ pub(super) enum ToHub<'a> {
     TooLong { purpose: &'a str, bytes: u64 },
     /// It gives up.
     Abort { reason: &'a str },
+    /// It leaves in order: the end of the connection, which follows, is none of its process.
+    Leave,
 }
 
 /// What rank 0 says to a rank that has joined.
@@ -209,6 +211,7 @@ mod tests {
             same(&arrive, &frame(&arrive).expect("framed"));
             let abort = ToHub::Abort { reason: &purpose };
             same(&abort, &frame(&abort).expect("framed"));
+            same(&ToHub::Leave, &frame(&ToHub::Leave).expect("framed"));
             let gathered = ToRank::Gathered(&payload);
             same(&gathered, &frame(&gathered).expect("framed"));
             let failed = ToRank::Failed(Failure::Aborted { rank: 3, reason: purpose.clone() });
