@@ -29,6 +29,15 @@ fn gpus() -> &'static Result<Vec<u32>, String> {
     })
 }
 
+/// Skips the check that runs if there are fewer GPUs than it has ranks.
+pub(crate) fn skip_without(world: usize) {
+    match gpus().as_ref().map(Vec::len) {
+        Ok(gpus) if gpus < world => harness::skip(format!("{world} ranks, and {gpus} GPUs")),
+        Ok(_) => {}
+        Err(why) => harness::skip(why.clone()),
+    }
+}
+
 impl TestBackend for CudaProcesses {
     type Backend = CudaBackend;
     type Rendezvous = TcpRendezvous;
@@ -56,10 +65,7 @@ impl TestBackend for CudaProcesses {
         world: usize,
         body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
     ) -> Vec<Result<R, String>> {
-        match gpus().as_ref().map(Vec::len) {
-            Ok(gpus) if gpus < world => harness::skip(format!("{world} ranks, and {gpus} GPUs")),
-            Ok(_) => on_processes(Leaves::Anything, world, body),
-            Err(why) => harness::skip(why.clone()),
-        }
+        skip_without(world);
+        on_processes(Leaves::Anything, world, body)
     }
 }

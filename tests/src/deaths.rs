@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use graph_ep::ep_context::error::chain;
-use graph_ep::ep_context::rendezvous::{RendezvousError, TcpRendezvous};
+use graph_ep::ep_context::rendezvous::{Gone, RendezvousError, TcpRendezvous};
 use graph_ep::ep_context::{Fault, FaultKind, MemoryAccount};
 use graph_ep::{
     BodyError, Deadlines, DispatchError, Phase, Rank, RecoveryHooks, RecoverySettings, Rendezvous,
@@ -21,11 +21,42 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use crate::backend::{PATIENCE, RankEnv, TestBackend};
 use crate::case::{Case, Skew};
+use crate::cuda_processes::{CudaProcesses, skip_without};
 use crate::harness::Check;
-use crate::processes::{Ending, HostProcesses, Meeting, run};
+use crate::processes::{Ending, HostProcesses, Leaves, Meeting, run_leaving};
 use crate::rig::Rig;
 
-const WORLD: usize = 3;
+/// A backend whose ranks are processes, and can die.
+pub trait Mortal: TestBackend<Rendezvous = TcpRendezvous> {
+    /// Ranks of a group, of which one dies.
+    const WORLD: usize;
+    /// What a rank that lives may still hold at its end.
+    const LEAVES: Leaves;
+    /// Of so many ways to die, one is tried.
+    const ONE_OF: usize;
+
+    /// Skips the check that runs if there is not what so many ranks need.
+    fn require();
+}
+
+impl Mortal for HostProcesses {
+    const WORLD: usize = 3;
+    const LEAVES: Leaves = Leaves::Nothing;
+    const ONE_OF: usize = 1;
+
+    fn require() {}
+}
+
+impl Mortal for CudaProcesses {
+    const WORLD: usize = 2;
+    const LEAVES: Leaves = Leaves::Anything;
+    // A process takes its time to start on a GPU.
+    const ONE_OF: usize = 5;
+
+    fn require() {
+        skip_without(Self::WORLD);
+    }
+}
 
 /// How long a step may take. Its clock runs only once all ranks have launched it.
 const STEP: Duration = Duration::from_secs(2);
@@ -37,18 +68,20 @@ const HOSTS: Duration = Duration::from_secs(4);
 /// where rank 0 is silent, and time to run.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// The checks, for the harness of processes.
-pub const CHECKS: [Check; 9] = [
-    Check { name: "deaths::never_started", run: never_started },
-    Check { name: "deaths::killed_anywhere_in_set_up", run: killed_anywhere_in_set_up },
-    Check { name: "deaths::stopped_in_set_up", run: stopped_in_set_up },
-    Check { name: "deaths::in_a_step", run: in_a_step },
-    Check { name: "deaths::at_any_moment_of_a_step", run: at_any_moment_of_a_step },
-    Check { name: "deaths::in_an_agreement", run: in_an_agreement },
-    Check { name: "deaths::while_growing", run: while_growing },
-    Check { name: "deaths::at_the_end", run: at_the_end },
-    Check { name: "deaths::a_rank_that_ends_early", run: a_rank_that_ends_early },
-];
+/// The checks, for a harness that forks.
+pub fn checks<T: Mortal>() -> Vec<Check> {
+    vec![
+        Check { name: "deaths::never_started", run: never_started::<T> },
+        Check { name: "deaths::killed_anywhere_in_set_up", run: killed_anywhere_in_set_up::<T> },
+        Check { name: "deaths::stopped_in_set_up", run: stopped_in_set_up::<T> },
+        Check { name: "deaths::in_a_step", run: in_a_step::<T> },
+        Check { name: "deaths::at_any_moment_of_a_step", run: at_any_moment_of_a_step::<T> },
+        Check { name: "deaths::in_an_agreement", run: in_an_agreement::<T> },
+        Check { name: "deaths::while_growing", run: while_growing::<T> },
+        Check { name: "deaths::at_the_end", run: at_the_end::<T> },
+        Check { name: "deaths::a_rank_that_ends_early", run: a_rank_that_ends_early::<T> },
+    ]
+}
 
 /// Through which the victim learns that the others have come somewhere, so that nothing of what it
 /// still had to tell them is lost.
@@ -68,9 +101,9 @@ impl Gate {
         (&self.writer).write_all(&[1]).expect("the pipe is open");
     }
 
-    /// Waits for all others.
-    fn wait(&self) {
-        (&self.reader).read_exact(&mut [0; WORLD - 1]).expect("the pipe is open");
+    /// Waits for all of so many others.
+    fn wait(&self, others: usize) {
+        (&self.reader).read_exact(&mut vec![0; others]).expect("the pipe is open");
     }
 }
 
@@ -86,16 +119,17 @@ fn victims() -> impl Iterator<Item = (usize, Signal)> {
 }
 
 /// Runs `body` on every rank, of which `victim` is to die in it; returns what the others made of it.
-fn survivors<R: crate::RankResult>(
+fn survivors<T: Mortal, R: crate::RankResult>(
     what: &str,
     (victim, how): (usize, Signal),
-    body: impl Fn(RankEnv<HostProcesses>) -> R,
+    body: impl Fn(RankEnv<T>) -> R,
 ) -> Vec<R> {
-    let (meeting, joined) = (Meeting::new(WORLD), Gate::new());
-    let endings = run(WORLD, |rank| {
+    T::require();
+    let (meeting, joined) = (Meeting::new(T::WORLD), Gate::new());
+    let endings = run_leaving(T::LEAVES, T::WORLD, |rank| {
         let rendezvous = meeting.join(rank);
         match rank == victim {
-            true => joined.wait(),
+            true => joined.wait(T::WORLD - 1),
             false => joined.pass(),
         }
         body(RankEnv { rendezvous, memory: MemoryAccount::new(None) })
@@ -116,10 +150,10 @@ fn survivors<R: crate::RankResult>(
 }
 
 /// A rank that never comes is named when the others give up.
-fn never_started() {
-    for absent in [0, 2] {
-        let meeting = Meeting::new(WORLD);
-        let endings = run(WORLD, |rank| {
+fn never_started<T: Mortal>() {
+    for absent in [0, T::WORLD - 1] {
+        let meeting = Meeting::new(T::WORLD);
+        let endings = run_leaving(T::LEAVES, T::WORLD, |rank| {
             let start = Instant::now();
             if rank == absent {
                 return String::new();
@@ -175,30 +209,35 @@ impl Rendezvous for Dying {
     fn abort(&self, reason: &str) {
         self.inner.abort(reason);
     }
+
+    fn watch(&self, gone: Gone) {
+        self.inner.watch(gone);
+    }
 }
 
 /// Builds a group of which a rank dies at some call; returns how many calls this rank made, and what
 /// it was told.
-fn set_up(
-    env: RankEnv<HostProcesses>,
+fn set_up<T: Mortal>(
+    env: RankEnv<T>,
     victim: Option<(usize, usize, Signal)>,
 ) -> (usize, Option<String>) {
-    let case = Case { lanes: 2, ..Case::new(WORLD) };
+    let case = Case { lanes: 2, ..Case::new(T::WORLD) };
     let (rank, start) = (env.rank(), Instant::now());
     let calls = Arc::new(AtomicUsize::new(0));
     let dies = victim.filter(|(victim, ..)| *victim == rank.index()).map(|(_, at, how)| (at, how));
     let rendezvous = Dying { inner: env.rendezvous, calls: calls.clone(), dies };
     let deadlines = Deadlines::all(PATIENCE).with(Phase::Setup, HOSTS);
     let builder = case.builder(rank).deadlines(deadlines);
-    let built = builder.build(HostProcesses::backend(rank, &env.memory), rendezvous);
+    let built = builder.build(T::backend(rank, &env.memory), rendezvous);
     let told = built.err().map(|error| chain(&error));
     assert!(start.elapsed() < HOSTS + SLACK, "{:?}", start.elapsed());
     (calls.load(Ordering::Relaxed), told)
 }
 
 /// How many times ranks meet in a set-up that succeeds.
-fn calls_of_set_up() -> usize {
-    let calls = HostProcesses::on_ranks(WORLD, |env| set_up(env, None));
+fn calls_of_set_up<T: Mortal>() -> usize {
+    T::require();
+    let calls = T::on_ranks(T::WORLD, |env| set_up(env, None));
     assert!(calls.iter().all(|call| call.1.is_none() && call.0 == calls[0].0), "{calls:?}");
     calls[0].0
 }
@@ -211,49 +250,57 @@ fn named(what: &str, victim: usize, told: Vec<(usize, Option<String>)>) {
 }
 
 /// A rank that is killed between any two steps of the set-up is named at once.
-fn killed_anywhere_in_set_up() {
-    let calls = calls_of_set_up();
+fn killed_anywhere_in_set_up<T: Mortal>() {
+    let calls = calls_of_set_up::<T>();
     assert!(calls > 6, "{calls} calls");
     for victim in [0, 1] {
-        for at in 0..calls {
+        for at in (victim..calls).step_by(T::ONE_OF) {
             let what = format!("rank {victim} killed at call {at} of {calls}");
             let death = (victim, Signal::KILL);
-            let told = survivors(&what, death, |env| set_up(env, Some((victim, at, Signal::KILL))));
+            let told = survivors::<T, _>(&what, death, |env| {
+                set_up(env, Some((victim, at, Signal::KILL)))
+            });
             named(&what, victim, told);
         }
     }
 }
 
 /// One that is stopped is named when the deadline of set-up has passed.
-fn stopped_in_set_up() {
-    let calls = calls_of_set_up();
-    for (victim, at) in [(1, 0), (1, calls / 2), (1, calls - 1), (0, calls / 2)] {
+fn stopped_in_set_up<T: Mortal>() {
+    let calls = calls_of_set_up::<T>();
+    let stops = [(1, 0), (1, calls / 2), (1, calls - 1), (0, calls / 2)];
+    for (victim, at) in stops.into_iter().step_by(T::ONE_OF) {
         let what = format!("rank {victim} stopped at call {at} of {calls}");
         let death = (victim, Signal::STOP);
-        let told = survivors(&what, death, |env| set_up(env, Some((victim, at, Signal::STOP))));
+        let told =
+            survivors::<T, _>(&what, death, |env| set_up(env, Some((victim, at, Signal::STOP))));
         named(&what, victim, told);
     }
 }
 
-fn rig(env: RankEnv<HostProcesses>, case: &Case) -> Rig<HostProcesses> {
-    let deadlines = Deadlines::all(STEP)
+/// Deadlines of a step of which a rank may be stopped.
+fn short() -> Deadlines {
+    Deadlines::all(STEP)
         .with(Phase::Setup, PATIENCE)
         .with(Phase::Record, PATIENCE)
-        .with(Phase::Agreement, HOSTS);
-    let builder = case.builder(Rank(0)).deadlines(deadlines);
-    Rig::with(env, &builder, case)
+        .with(Phase::Agreement, HOSTS)
 }
 
-fn fault_of(rig: &Rig<HostProcesses>, number: u32) -> Fault {
+fn rig<T: Mortal>(env: RankEnv<T>, case: &Case, deadlines: Deadlines) -> Rig<T> {
+    Rig::with(env, &case.builder(Rank(0)).deadlines(deadlines), case)
+}
+
+fn fault_of<T: Mortal>(rig: &Rig<T>, number: u32) -> Fault {
     match rig.wait(number) {
         Err(DispatchError::Fault(fault)) => fault,
         other => panic!("{other:?}"),
     }
 }
 
-/// A rank that has done only its part before some phase of a step, and then dies.
-fn in_a_step() {
-    let whole = Case::new(WORLD);
+/// A rank that has done only its part before some phase of a step, and then dies. One that is killed is
+/// noticed long before any deadline.
+fn in_a_step<T: Mortal>() {
+    let whole = Case::new(T::WORLD);
     let open = Case { ends_in_dispatch: true, ..whole.clone() };
     for (phase, case, dispatches) in [
         (Phase::Dispatch, &whole, false),
@@ -262,8 +309,12 @@ fn in_a_step() {
     ] {
         for (victim, how) in victims() {
             let (what, launched) = (format!("{phase}, rank {victim}, {how:?}"), Gate::new());
-            let faults = survivors(&what, (victim, how), |env| {
-                let rig = rig(env, case);
+            let (deadlines, kind) = match how {
+                Signal::KILL => (Deadlines::all(PATIENCE), FaultKind::Gone),
+                _ => (short(), FaultKind::Timeout),
+            };
+            let faults = survivors::<T, _>(&what, (victim, how), |env| {
+                let rig = rig(env, case, deadlines);
                 rig.write(0);
                 let context = rig.group.context();
                 let meet = || context.rendezvous().barrier("launched", PATIENCE);
@@ -278,7 +329,7 @@ fn in_a_step() {
                             .expect("all have dispatched");
                     }
                     meet().expect("all are there");
-                    launched.wait();
+                    launched.wait(T::WORLD - 1);
                     die(how);
                 }
                 let number = rig.launch(StepOptions::new()).expect("queued");
@@ -291,21 +342,22 @@ fn in_a_step() {
                 // The group stays as it is: later steps say the same.
                 let later = rig.launch(StepOptions::new()).expect("queued");
                 assert_eq!(fault_of(&rig, later), fault);
-                (fault.culprit.index(), fault.phase.index(), fault.kind == FaultKind::Timeout)
+                (fault.culprit.index(), fault.phase.index(), fault.kind == kind)
             });
-            assert_eq!(faults, vec![(victim, phase.index(), true); WORLD - 1], "{what}");
+            let expected = vec![(victim, phase.index(), true); T::WORLD - 1];
+            assert_eq!(faults, expected, "{what}");
         }
     }
 }
 
 /// A rank that is killed while steps run one after the other, wherever that is: the others name it.
-fn at_any_moment_of_a_step() {
-    let case = Case { layers: 4, lanes: 2, ..Case::new(WORLD) };
+fn at_any_moment_of_a_step<T: Mortal>() {
+    let case = Case { layers: 4, lanes: 2, ..Case::new(T::WORLD) };
     for delay in [0, 300, 700, 1500, 4000] {
         let victim = delay as usize % 2;
         let what = format!("rank {victim} killed after {delay} µs");
-        let culprits = survivors(&what, (victim, Signal::KILL), |env| {
-            let rig = rig(env, &case);
+        let culprits = survivors::<T, _>(&what, (victim, Signal::KILL), |env| {
+            let rig = rig(env, &case, Deadlines::all(PATIENCE));
             let graph = rig.record(StepOptions::new()).expect("it can be recorded");
             rig.write(0);
             rig.wait(graph.replay(rig.group.stream()).expect("current")).expect("it ends");
@@ -324,16 +376,16 @@ fn at_any_moment_of_a_step() {
                 }
             }
         });
-        assert_eq!(culprits, vec![victim; WORLD - 1], "{what}");
+        assert_eq!(culprits, vec![victim; T::WORLD - 1], "{what}");
     }
 }
 
-fn overflowing() -> Case {
-    Case { skew: Skew::Hot(0), ..Case::new(WORLD) }.capacity(4)
+fn overflowing(world: usize) -> Case {
+    Case { skew: Skew::Hot(0), ..Case::new(world) }.capacity(4)
 }
 
 /// Runs a step that overflows; what the runner says of the rank that is gone.
-fn refusal(rig: &Rig<HostProcesses>) -> String {
+fn refusal<T: Mortal>(rig: &Rig<T>) -> String {
     let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
     let start = Instant::now();
     let error = chain(&runner.run().expect_err("a rank is gone"));
@@ -346,16 +398,18 @@ fn refusal(rig: &Rig<HostProcesses>) -> String {
 fn names(what: &str, victim: usize, told: &[String]) {
     let name = format!("rank {victim}");
     for text in told {
-        assert!(text.contains(&name) && text.contains("agreement"), "{what}: {text}");
+        // One that is killed may be noticed before the survivor's own step has ended.
+        let placed = text.contains("agreement") || text.contains("ended without leaving");
+        assert!(text.contains(&name) && placed, "{what}: {text}");
     }
 }
 
 /// A rank that dies instead of agreeing on a replay.
-fn in_an_agreement() {
+fn in_an_agreement<T: Mortal>() {
     for (victim, how) in victims() {
         let what = format!("rank {victim}, {how:?}");
-        let told = survivors(&what, (victim, how), |env| {
-            let rig = rig(env, &overflowing());
+        let told = survivors::<T, _>(&what, (victim, how), |env| {
+            let rig = rig(env, &overflowing(T::WORLD), short());
             rig.write(0);
             if rig.rank() == victim {
                 let _runner = rig.runner(RecoverySettings::new()).expect("in range");
@@ -379,11 +433,11 @@ impl RecoveryHooks for Dies {
 }
 
 /// A rank that dies when it has mapped memory for a growth, before it says so.
-fn while_growing() {
+fn while_growing<T: Mortal>() {
     for (victim, how) in victims() {
         let what = format!("rank {victim}, {how:?}");
-        let told = survivors(&what, (victim, how), |env| {
-            let rig = rig(env, &overflowing());
+        let told = survivors::<T, _>(&what, (victim, how), |env| {
+            let rig = rig(env, &overflowing(T::WORLD), short());
             rig.write(0);
             if rig.rank() == victim {
                 let runner = rig.runner(RecoverySettings::new()).expect("in range");
@@ -396,15 +450,15 @@ fn while_growing() {
 }
 
 /// A rank that dies when all work is done: the others leave as if it had not.
-fn at_the_end() {
+fn at_the_end<T: Mortal>() {
     for (victim, how) in victims() {
         let (what, came) = (format!("rank {victim}, {how:?}"), Gate::new());
-        survivors(&what, (victim, how), |env| {
-            let rig = rig(env, &Case::new(WORLD));
+        survivors::<T, _>(&what, (victim, how), |env| {
+            let rig = rig(env, &Case::new(T::WORLD), short());
             rig.run_eager(0);
             rig.group.context().rendezvous().barrier("the end", PATIENCE).expect("all are there");
             if rig.rank() == victim {
-                came.wait();
+                came.wait(T::WORLD - 1);
                 die(how);
             }
             came.pass();
@@ -416,9 +470,10 @@ fn at_the_end() {
 }
 
 /// A rank that leaves in order while the others still run: they name it, in whichever call they are.
-fn a_rank_that_ends_early() {
-    let told = HostProcesses::on_ranks(WORLD, |env| {
-        let rig = rig(env, &Case::new(WORLD));
+fn a_rank_that_ends_early<T: Mortal>() {
+    T::require();
+    let told = T::on_ranks(T::WORLD, |env| {
+        let rig = rig(env, &Case::new(T::WORLD), short());
         rig.run_eager(0);
         if rig.rank() == 1 {
             return None;

@@ -7,7 +7,7 @@ use graph_ep_tests::{HostProcesses, deaths, harness, leaks};
 
 fn main() -> ExitCode {
     let mut checks = graph_ep_tests::conformance_suite!(list HostProcesses);
-    checks.extend(deaths::CHECKS);
+    checks.extend(deaths::checks::<HostProcesses>());
     checks.extend(leaks::CHECKS);
     harness::main("host_processes", &checks)
 }
