@@ -43,7 +43,7 @@ impl TestBackend for CudaProcesses {
     type Rendezvous = TcpRendezvous;
 
     const NAME: &'static str = "CUDA, processes";
-    // The operation that breaks has no device body.
+    // What it is told in differs; see `faults`.
     const OPERATIONS_MAY_BREAK: bool = CudaThreads::OPERATIONS_MAY_BREAK;
     const PAGE_BYTES: usize = CudaThreads::PAGE_BYTES;
 

@@ -1,5 +1,8 @@
 //! Device operations that tests need.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
 use bytemuck::{Pod, Zeroable};
 use graph_ep::Kernel;
 use graph_ep::ep_context::KernelSource;
@@ -62,13 +65,52 @@ impl Kernel for RouteByOutput {
     }
 }
 
-/// An operation that fails when it runs.
+/// Parameters of [`Stall`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct StallParams {
+    /// A u32 that the host sets to let it end.
+    pub word: u64,
+    /// The most nanoseconds that it takes.
+    pub limit_ns: u64,
+}
+
+/// An operation that takes until the host lets it end.
+#[derive(Debug)]
+pub struct Stall;
+
+impl Kernel for Stall {
+    type Params = StallParams;
+    const NAME: &'static str = "stall";
+    const SOURCE: Option<KernelSource> = Some(KernelSource {
+        file: "stall.cu",
+        text: include_str!("stall.cu"),
+        headers: graph_ep_kernels::HEADERS,
+    });
+
+    unsafe fn run_on_host(p: &StallParams) {
+        // SAFETY: the launch vouches for the word, which everybody accesses by atomics only.
+        let word =
+            unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(p.word as usize)) };
+        let (start, limit) = (Instant::now(), Duration::from_nanos(p.limit_ns));
+        while word.load(Ordering::Acquire) == 0 && start.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// An operation that fails when it runs; on a GPU it takes the context with it.
 #[derive(Debug)]
 pub struct Broken;
 
 impl Kernel for Broken {
     type Params = u32;
     const NAME: &'static str = "broken";
+    const SOURCE: Option<KernelSource> = Some(KernelSource {
+        file: "broken.cu",
+        text: include_str!("broken.cu"),
+        headers: graph_ep_kernels::HEADERS,
+    });
 
     unsafe fn run_on_host(_: &u32) {
         // Without the hook, which would print a panic that is wanted.

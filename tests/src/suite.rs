@@ -199,6 +199,13 @@ macro_rules! conformance_suite {
                 ranks_in_different_modes_find_out,
                 an_eager_step_without_room_is_given_up,
                 a_new_group_works_after_a_failed_one;
+            stalls:
+                a_rank_that_stalls_in_its_experts_is_blamed,
+                a_rank_that_stalls_in_rounds_is_blamed,
+                a_rank_that_never_begins_its_rounds_is_blamed,
+                an_abort_ends_a_step_whose_experts_stall,
+                an_abort_ends_rounds_that_stall,
+                a_new_group_works_after_one_that_stalled;
             setup:
                 settings_that_differ_are_named,
                 a_rank_missing_from_set_up_is_named,

@@ -9,7 +9,7 @@ use graph_ep::ep_context::cuda::{compile, nvrtc_version};
 use graph_ep::ep_context::{KernelSource, Specialization};
 use graph_ep_tests::backend::say_skipped;
 use graph_ep_tests::experts::{Backward, BackwardParams, Forward, ForwardParams, RowParams};
-use graph_ep_tests::kernels::RouteByOutput;
+use graph_ep_tests::kernels::{Broken, RouteByOutput, Stall};
 use graph_ep_tests::payload::RowFormat;
 
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
@@ -69,6 +69,8 @@ fn nvrtc_compiles_the_kernels_of_the_tests() {
         (Forward::NAME, with_layouts(source_of::<Forward>())),
         (Backward::NAME, with_layouts(source_of::<Backward>())),
         (RouteByOutput::NAME, source_of::<RouteByOutput>()),
+        (Stall::NAME, source_of::<Stall>()),
+        (Broken::NAME, source_of::<Broken>()),
     ] {
         for architecture in ARCHITECTURES {
             let compiled = compile(&source, &Specialization::new(), architecture)

@@ -20,11 +20,11 @@ use crate::rig::Rig;
 /// them have launched; short enough for a test.
 const SHORT: Duration = Duration::from_millis(1500);
 
-fn short() -> Deadlines {
+pub(super) fn short() -> Deadlines {
     Deadlines::all(SHORT).with(Phase::Setup, PATIENCE).with(Phase::Record, PATIENCE)
 }
 
-fn with(case: &Case, deadlines: Deadlines) -> ExpertParallelBuilder {
+pub(super) fn with(case: &Case, deadlines: Deadlines) -> ExpertParallelBuilder {
     case.builder(Rank(0)).deadlines(deadlines)
 }
 

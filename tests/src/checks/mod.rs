@@ -20,4 +20,5 @@ pub mod rounds;
 pub mod run_ahead;
 pub mod setup;
 pub mod shapes;
+pub mod stalls;
 pub mod trust;
