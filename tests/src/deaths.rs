@@ -151,6 +151,7 @@ fn survivors<T: Mortal, R: crate::RankResult>(
 
 /// A rank that never comes is named when the others give up.
 fn never_started<T: Mortal>() {
+    T::require();
     for absent in [0, T::WORLD - 1] {
         let meeting = Meeting::new(T::WORLD);
         let endings = run_leaving(T::LEAVES, T::WORLD, |rank| {

@@ -23,6 +23,7 @@ pub mod cuda_processes;
 pub mod deaths;
 pub mod engine;
 pub mod experts;
+pub mod faults;
 pub mod grad_oracle;
 pub mod grads;
 pub mod harness;
