@@ -113,9 +113,11 @@ fn die(how: Signal) {
     thread::sleep(PATIENCE);
 }
 
-/// All ways to die, and ranks to do so: the one that leads the rendezvous, and another.
-fn victims() -> impl Iterator<Item = (usize, Signal)> {
-    [0, 1].into_iter().flat_map(|rank| [(rank, Signal::KILL), (rank, Signal::STOP)])
+/// Ways to die, and ranks to do so: the one that leads the rendezvous, and another.
+fn victims<T: Mortal>() -> impl Iterator<Item = (usize, Signal)> {
+    let all =
+        [(0, Signal::KILL), (0, Signal::STOP), (1, Signal::STOP), (1, Signal::KILL)].into_iter();
+    all.step_by(T::ONE_OF.min(3))
 }
 
 /// Runs `body` on every rank, of which `victim` is to die in it; returns what the others made of it.
@@ -308,7 +310,7 @@ fn in_a_step<T: Mortal>() {
         (Phase::Combine, &whole, true),
         (Phase::Acknowledge, &open, true),
     ] {
-        for (victim, how) in victims() {
+        for (victim, how) in victims::<T>() {
             let (what, launched) = (format!("{phase}, rank {victim}, {how:?}"), Gate::new());
             let (deadlines, kind) = match how {
                 Signal::KILL => (Deadlines::all(PATIENCE), FaultKind::Gone),
@@ -407,7 +409,7 @@ fn names(what: &str, victim: usize, told: &[String]) {
 
 /// A rank that dies instead of agreeing on a replay.
 fn in_an_agreement<T: Mortal>() {
-    for (victim, how) in victims() {
+    for (victim, how) in victims::<T>() {
         let what = format!("rank {victim}, {how:?}");
         let told = survivors::<T, _>(&what, (victim, how), |env| {
             let rig = rig(env, &overflowing(T::WORLD), short());
@@ -435,7 +437,7 @@ impl RecoveryHooks for Dies {
 
 /// A rank that dies when it has mapped memory for a growth, before it says so.
 fn while_growing<T: Mortal>() {
-    for (victim, how) in victims() {
+    for (victim, how) in victims::<T>() {
         let what = format!("rank {victim}, {how:?}");
         let told = survivors::<T, _>(&what, (victim, how), |env| {
             let rig = rig(env, &overflowing(T::WORLD), short());
@@ -452,7 +454,7 @@ fn while_growing<T: Mortal>() {
 
 /// A rank that dies when all work is done: the others leave as if it had not.
 fn at_the_end<T: Mortal>() {
-    for (victim, how) in victims() {
+    for (victim, how) in victims::<T>() {
         let (what, came) = (format!("rank {victim}, {how:?}"), Gate::new());
         survivors::<T, _>(&what, (victim, how), |env| {
             let rig = rig(env, &Case::new(T::WORLD), short());

@@ -5,7 +5,7 @@ use graph_ep::ep_context::cuda::CudaBackend;
 use graph_ep::ep_context::error::chain;
 use graph_ep::ep_context::{FaultKind, Specialization};
 use graph_ep::{
-    Backend, BackendError, BodyError, Deadlines, DispatchError, GrowthPolicy, LaunchShape,
+    Backend, BackendError, BodyError, Deadlines, DispatchError, GrowthPolicy, LaunchShape, Outcome,
     OverflowError, Phase, Queue, Rank, RecoverySettings, Step, StepOptions,
 };
 
@@ -146,6 +146,14 @@ fn memory_that_is_really_full() {
         let settings = RecoverySettings::new().growth(GrowthPolicy::Exact);
         let mut runner = rig.runner(settings).expect("in range");
         let backend = rig.group.context().backend();
+        // Recorded while there is memory: a step that sends nothing fits.
+        rig.write(0);
+        let nowhere = vec![-1_i32; 64 * case.top_k];
+        rig.group.write(&rig.layer(0).ids, bytemuck::cast_slice(&nowhere)).expect("it fits");
+        rig.meet("written");
+        let report = runner.run().expect("nothing is sent");
+        assert_eq!(report.outcome, Outcome::Clean);
+        rig.meet("recorded");
         let mut full = Vec::new();
         if rig.rank() == 0 {
             let mut bytes: usize = 32 << 30;
