@@ -113,10 +113,11 @@ fn die(how: Signal) {
     thread::sleep(PATIENCE);
 }
 
-/// Ways to die, and ranks to do so: the one that leads the rendezvous, and another.
+/// Ways to die, and ranks to do so: the one that leads the rendezvous, and another. Either way and either
+/// rank is among them.
 fn victims<T: Mortal>() -> impl Iterator<Item = (usize, Signal)> {
     let all =
-        [(0, Signal::KILL), (0, Signal::STOP), (1, Signal::STOP), (1, Signal::KILL)].into_iter();
+        [(0, Signal::KILL), (0, Signal::STOP), (1, Signal::KILL), (1, Signal::STOP)].into_iter();
     all.step_by(T::ONE_OF.min(3))
 }
 

@@ -202,6 +202,14 @@ fn an_abort_ends_the_waits_of_both() {
 }
 
 #[test]
+fn a_peer_that_is_gone_ends_the_wait_for_it() {
+    let Some(pair) = Pair::find("a_peer_that_is_gone_ends_the_wait_for_it") else { return };
+    pair.meet(0, 1, false);
+    pair.host(0).gone(Rank(1));
+    assert_eq!(pair.outcome(0), Pair::fault(1, FaultKind::Gone));
+}
+
+#[test]
 fn a_peer_in_another_step_is_found_out() {
     let Some(pair) = Pair::find("a_peer_in_another_step_is_found_out") else { return };
     pair.gpu.write(pair.words.address(), &[7_u32]);
