@@ -78,6 +78,11 @@ impl Wire {
             return false;
         }
         let received = state.inbox.receive(self.fd.as_fd());
+        self.heed(&mut state, received)
+    }
+
+    /// Takes in what was read and is for no call; `false` once nothing more is to come.
+    fn heed(&self, state: &mut State, received: Received) -> bool {
         let failure = match state.inbox.message(MESSAGE_LIMIT) {
             Ok(Some(message)) => match decode(message) {
                 Ok(ToRank::Failed(failure)) => failure,
@@ -94,7 +99,7 @@ impl Wire {
                 Failure::Malformed { rank: 0, reason }
             }
         };
-        self.end(&mut state, &failure);
+        self.end(state, &failure);
         false
     }
 }
@@ -108,6 +113,11 @@ impl Call<'_> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
+        // The end of the group may have come together with the answer: it is read then, and would wake
+        // nobody who waits for the connection.
+        if self.state.failure.is_none() {
+            self.wire.heed(&mut self.state, Received::Open);
+        }
         self.wire.calling.store(false, Ordering::Release);
     }
 }
@@ -171,5 +181,41 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc;
+
+    use super::super::wire::frame;
+    use super::*;
+
+    /// The end of the group is read together with the answer to a call: nothing is left in the
+    /// connection then that could wake the watch.
+    #[test]
+    fn an_end_that_comes_with_an_answer_is_told_after_the_call() {
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let wire = Arc::new(Wire::new(near.into(), Inbox::default()));
+        let (tell, told) = mpsc::channel();
+        let gone: Gone = Box::new(move |rank| tell.send(rank).expect("somebody listens"));
+        let watch = Watch::start(&wire, gone).expect("a thread");
+
+        let mut call = wire.call().expect("no other call");
+        assert!(wire.call().is_none(), "one is being made");
+        let answer = frame(&ToRank::Gathered(b"all")).expect("framed");
+        let left = Failure::Left { rank: 3, orderly: false };
+        let end = frame(&ToRank::Failed(left.clone())).expect("framed");
+        far.write_all(&[answer, end].concat()).expect("written");
+        let state = &mut *call.state;
+        while state.inbox.message(MESSAGE_LIMIT).expect("short").is_none() {
+            state.inbox.receive(wire.fd.as_fd());
+        }
+        assert_eq!(told.try_recv(), Err(mpsc::TryRecvError::Empty));
+        drop(call);
+        assert_eq!(told.recv(), Ok(Rank(3)));
+        assert_eq!(wire.call().expect("no other call").state.failure, Some(left));
+        drop(watch);
     }
 }
