@@ -121,6 +121,7 @@ macro_rules! conformance_suite {
                 a_lane_serves_steps_with_and_without_combine;
             halves:
                 halves_equal_the_oracle,
+                every_rank_splits_as_it_likes,
                 halves_one_after_the_other_never_wait,
                 halves_out_of_order_are_refused;
             epochs:

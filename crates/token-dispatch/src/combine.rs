@@ -52,35 +52,28 @@ impl<B: Backend> Lane<B> {
         let pushed = step.was_pushed(self, args.handle.id());
         let ordinal = step.close(self, args.handle.id())?;
         if pushed {
-            return self.push_back(step, args, ordinal, most);
+            return self.push_back(step, args, ordinal, most, HALF_SEND | HALF_RECEIVE);
         }
         self.return_sums(step, args, ordinal)?;
         self.reduce(step, args.handle, Some(&args.output), None, ordinal)
     }
 
     /// Queues a combine but for the half of the tokens' owner, which [`Lane::combine_receive`] queues:
-    /// what the caller queues between the two runs while sums may still be on their way. Its dispatch
-    /// was queued in halves too.
+    /// what the caller queues between the two runs while sums may still be on their way.
     ///
     /// # Errors
     ///
-    /// As for [`Lane::combine`]; [`DispatchError::Order`] also after a dispatch that pushed.
+    /// As for [`Lane::combine`].
     pub fn combine_send<'a>(
         &self,
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        const OP: &str = "combine_send";
-        self.check_combine(OP, step, args)?;
-        if step.was_pushed(self, args.handle.id()) {
-            return Err(DispatchError::Order {
-                operation: OP,
-                rank: self.dispatcher().rank(),
-                reason: "the dispatch pushed its rows; use combine, or dispatch in halves"
-                    .to_owned(),
-            });
-        }
+        let most = self.check_combine("combine_send", step, args)?;
         let ordinal = step.send_back(self, args.handle.id())?;
+        if step.was_pushed(self, args.handle.id()) {
+            return self.push_back(step, args, ordinal, most, HALF_SEND);
+        }
         self.return_sums(step, args, ordinal)
     }
 
@@ -95,8 +88,12 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        self.check_combine("combine_receive", step, args)?;
+        let most = self.check_combine("combine_receive", step, args)?;
+        let pushed = step.was_pushed(self, args.handle.id());
         let ordinal = step.close_returned(self, args.handle.id())?;
+        if pushed {
+            return self.push_back(step, args, ordinal, most, HALF_RECEIVE);
+        }
         self.reduce(step, args.handle, Some(&args.output), None, ordinal)
     }
 
@@ -134,17 +131,19 @@ impl<B: Backend> Lane<B> {
         self.reduce_push(step, args.handle, &args.expert_rows, ordinal, parts)
     }
 
-    /// A whole combine in one operation, of at most `tokens` tokens.
+    /// A combine after a dispatch that pushed, or a half of it, in one operation, of at most `tokens` tokens.
     fn push_back<'a>(
         &self,
         step: &Step<'a, B>,
         args: &Combine<'_, 'a, B>,
         ordinal: u32,
         tokens: u32,
+        halves: u32,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let most_shared = inner.shared_bytes_per_block;
-        let shape = launch::push_combine(&inner.geometry, tokens, inner.push_blocks, most_shared);
+        let shape = launch::push_combine(&inner.geometry, tokens, inner.push_blocks, most_shared)
+            .of_combine(halves);
         let params = PushCombineParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),
@@ -157,7 +156,7 @@ impl<B: Backend> Lane<B> {
             ordinal,
             weighted: inner.geometry.weighted,
             senders: shape.senders,
-            halves: HALF_SEND | HALF_RECEIVE,
+            halves,
         };
         // SAFETY: 1. addresses lie in the arguments, the lane, the handle or the dispatcher, which are
         // retained; the window keeps rows below the limit that was checked, and the output has a row

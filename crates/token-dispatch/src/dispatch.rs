@@ -120,8 +120,10 @@ impl<B: Backend> Lane<B> {
         args: &Dispatch<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
         self.refuse_rounds(step, "dispatch")?;
-        if self.dispatcher().inner.pushes && step.options().mode == StepMode::Static {
-            return self.push(step, args);
+        if self.pushes(step) {
+            let ordinal = self.open(step, args)?;
+            step.note_pushed();
+            return self.push(step, args, ordinal, HALF_SEND | HALF_RECEIVE);
         }
         let ordinal = self.send(step, args)?;
         self.take(step, args, ordinal)
@@ -130,8 +132,8 @@ impl<B: Backend> Lane<B> {
     /// Queues a dispatch but for its receiver's half, which [`Lane::dispatch_receive`] queues: what
     /// the caller queues between the two runs while tokens of other ranks may still be on their way.
     ///
-    /// Halves pull rows in every configuration, and all ranks have to split the same dispatches: one
-    /// that splits finds a peer that pushes out of step.
+    /// On other ranks the dispatch may be a whole one. A number of tokens in device memory stays as it is
+    /// until the second half has run.
     ///
     /// # Errors
     ///
@@ -142,7 +144,13 @@ impl<B: Backend> Lane<B> {
         args: &Dispatch<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
         self.refuse_rounds(step, "dispatch_send")?;
-        self.send(step, args)?;
+        if self.pushes(step) {
+            let ordinal = self.open(step, args)?;
+            step.note_pushed();
+            self.push(step, args, ordinal, HALF_SEND)?;
+        } else {
+            self.send(step, args)?;
+        }
         step.note_sent();
         Ok(())
     }
@@ -163,7 +171,15 @@ impl<B: Backend> Lane<B> {
         let (most, word) = args.most_tokens();
         self.check_dispatch(args, most, word)?;
         let ordinal = step.receive(self, args.handle)?;
+        if step.was_pushed(self, args.handle.id()) {
+            return self.push(step, args, ordinal, HALF_RECEIVE);
+        }
         self.take(step, args, ordinal)
+    }
+
+    /// Whether dispatches of the step push their rows.
+    fn pushes(&self, step: &Step<'_, B>) -> bool {
+        self.dispatcher().inner.pushes && step.options().mode == StepMode::Static
     }
 
     fn refuse_rounds(
@@ -223,19 +239,20 @@ impl<B: Backend> Lane<B> {
         step.open(self, args.handle, tokens)
     }
 
-    /// A whole dispatch in one operation.
+    /// A dispatch that pushes, or a half of it, in one operation.
     fn push<'a>(
         &self,
-        step: &mut Step<'a, B>,
+        step: &Step<'a, B>,
         args: &Dispatch<'_, 'a, B>,
+        ordinal: u32,
+        halves: u32,
     ) -> Result<(), DispatchError> {
-        let ordinal = self.open(step, args)?;
-        step.note_pushed();
         let inner = &self.dispatcher().inner;
         let (most, word) = args.most_tokens();
         let (expert_counts, rank_counts) = self.scratch();
         let capacity = args.handle.rows().capacity_word();
-        let shape = launch::push_dispatch(&inner.geometry, most as u32, inner.push_blocks);
+        let shape = launch::push_dispatch(&inner.geometry, most as u32, inner.push_blocks)
+            .of_dispatch(halves);
         let params = PushDispatchParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),
@@ -266,7 +283,7 @@ impl<B: Backend> Lane<B> {
             last: 1,
             listers: shape.listers,
             senders: shape.senders,
-            halves: HALF_SEND | HALF_RECEIVE,
+            halves,
             reserved: 0,
         };
         let (rows, scales) = (args.rows.slice(), args.received_scales.map(RowBuffer::slice));

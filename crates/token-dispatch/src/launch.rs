@@ -7,6 +7,7 @@
 use ep_context::LaunchShape;
 
 use crate::geometry::Geometry;
+use crate::params::{HALF_RECEIVE, HALF_SEND};
 
 /// The most blocks of a kernel that moves rows. Two such blocks fit on a multiprocessor, so this leaves
 /// half of a large device to other work, and so many are enough to fill the links between devices.
@@ -61,6 +62,30 @@ pub(crate) struct PushShape {
     pub(crate) listers: u32,
     /// Blocks behind these, and behind the one that keeps the books, that send before they receive.
     pub(crate) senders: u32,
+}
+
+impl PushShape {
+    /// The shape of so many of the halves of a dispatch.
+    pub(crate) fn of_dispatch(self, halves: u32) -> Self {
+        match (halves & HALF_SEND != 0, halves & HALF_RECEIVE != 0) {
+            (true, false) => self.with_blocks(self.listers + 1 + self.senders),
+            (false, true) => Self { listers: 0, senders: 0, ..self },
+            _ => self,
+        }
+    }
+
+    /// The shape of so many of the halves of a combine.
+    pub(crate) fn of_combine(self, halves: u32) -> Self {
+        match (halves & HALF_SEND != 0, halves & HALF_RECEIVE != 0) {
+            (true, false) => self.with_blocks(self.senders.max(1)),
+            (false, true) => Self { senders: 0, ..self },
+            _ => self,
+        }
+    }
+
+    fn with_blocks(self, blocks: u32) -> Self {
+        Self { launch: LaunchShape { blocks, ..self.launch }, ..self }
+    }
 }
 
 /// A dispatch of at most `tokens` tokens that pushes, within `budget` blocks.
@@ -198,6 +223,10 @@ mod tests {
             assert!(shape.listers + 1 + shape.senders <= shape.launch.blocks, "{shape:?}");
             assert!(shape.launch.blocks <= budget, "{shape:?}");
             assert_eq!(shape.senders == 0, ranks == 1, "{shape:?}");
+            let (sends, receives) = (shape.of_dispatch(HALF_SEND), shape.of_dispatch(HALF_RECEIVE));
+            assert!(sends.launch.blocks <= shape.launch.blocks && sends.senders == shape.senders);
+            assert_eq!((receives.listers, receives.senders), (0, 0));
+            assert!(receives.launch.blocks >= 2, "one for the books, one for rows");
             let columns = g.world * (g.slots + 2);
             assert!(shape.launch.shared_bytes >= 2 * 4 * columns, "a warp and the totals");
             assert!(u64::from(shape.launch.shared_bytes) <= LIST_BYTES);

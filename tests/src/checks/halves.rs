@@ -109,6 +109,49 @@ pub fn halves_equal_the_oracle<T: TestBackend>() {
     }
 }
 
+/// A rank may split what others queue whole, and either half of a pair by itself.
+pub fn every_rank_splits_as_it_likes<T: TestBackend>() {
+    let case = case();
+    let runs = T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let (program, dispatcher) = (rig.program(), rig.group.dispatcher());
+        let rank = rig.group.context().rank().index();
+        [0, 1]
+            .map(|number| {
+                rig.write(number);
+                let mut step = Step::begin(dispatcher, rig.direct(), StepOptions::new())
+                    .expect("it is queued");
+                for layer in 0..2 {
+                    let (splits_dispatch, splits_combine) =
+                        ((rank + layer) % 2 == 0, (rank + number) % 2 == 0);
+                    if splits_dispatch {
+                        Half::DispatchSend.queue(&program, &mut step, &rig, layer).expect("queued");
+                        Half::DispatchReceive
+                            .queue(&program, &mut step, &rig, layer)
+                            .expect("queued");
+                    } else {
+                        program.dispatch(&mut step, layer).expect("queued");
+                        program.experts(&mut step, layer).expect("queued");
+                    }
+                    if splits_combine {
+                        Half::CombineSend.queue(&program, &mut step, &rig, layer).expect("queued");
+                        Half::CombineReceive
+                            .queue(&program, &mut step, &rig, layer)
+                            .expect("queued");
+                    } else {
+                        program.combine(&mut step, layer).expect("queued");
+                    }
+                }
+                let queued = step.finish().expect("it is queued").number.expect("it runs");
+                rig.seen(number, queued)
+            })
+            .to_vec()
+    });
+    for (number, runs) in by_step(&runs).iter().enumerate() {
+        StepOracle::new(&case, number, None).check(&format!("step {number}"), runs);
+    }
+}
+
 /// Each half on all ranks before the next on any: nothing that runs ever waits for something that has
 /// not run, so that a tool may run one operation of the device at a time.
 pub fn halves_one_after_the_other_never_wait<T: TestBackend>() {
@@ -172,12 +215,5 @@ pub fn halves_out_of_order_are_refused<T: TestBackend>() {
             DispatchReceive.queue(program, step, &rig, 1)
         });
         assert!(other_lane.is_some_and(|text| text.contains("lane 1")), "received");
-        if rig.group.dispatcher().pushes() {
-            let pushed = refusal(&rig, |program, step| {
-                program.dispatch(step, 0)?;
-                CombineSend.queue(program, step, &rig, 0)
-            });
-            assert!(pushed.is_some_and(|text| text.contains("pushed")), "combined in halves");
-        }
     });
 }
