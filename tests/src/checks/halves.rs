@@ -123,7 +123,7 @@ pub fn every_rank_splits_as_it_likes<T: TestBackend>() {
                     .expect("it is queued");
                 for layer in 0..2 {
                     let (splits_dispatch, splits_combine) =
-                        ((rank + layer) % 2 == 0, (rank + number) % 2 == 0);
+                        ((rank + layer).is_multiple_of(2), (rank + number).is_multiple_of(2));
                     if splits_dispatch {
                         Half::DispatchSend.queue(&program, &mut step, &rig, layer).expect("queued");
                         Half::DispatchReceive
