@@ -29,6 +29,9 @@ __device__ __forceinline__ void send(const dispatch::Context &c) {
 __device__ __forceinline__ void receive(const dispatch::Context &c) {
     const dispatch::Placing placing(c);
     if (!placing.run()) {
+        if (c.keeps_books()) {
+            windows::leave_empty(c.p);
+        }
         return;
     }
     const dispatch::Receiving receiving(c);
@@ -52,7 +55,11 @@ extern "C" __global__ void __launch_bounds__(dispatch::THREADS, 1)
                                     lane->turn + 1,
                                     StepView(p.state).step(),
                                     min(*at<const u32>(p.capacity), p.row_limit)};
-    if (!faulted(waiter)) {
+    if (faulted(waiter)) {
+        if (context.keeps_books()) {
+            windows::leave_empty(p);
+        }
+    } else {
         if (given <= p.num_tokens) {
             if ((p.halves & HALF_SEND) != 0) {
                 send(context);
@@ -60,8 +67,11 @@ extern "C" __global__ void __launch_bounds__(dispatch::THREADS, 1)
             if ((p.halves & HALF_RECEIVE) != 0) {
                 receive(context);
             }
-        } else if (blockIdx.x == 0 && threadIdx.x == 0) {
-            waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Dispatch, p.geometry.rank);
+        } else if (context.keeps_books()) {
+            if (threadIdx.x == 0) {
+                waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Dispatch, p.geometry.rank);
+            }
+            windows::leave_empty(p);
         }
     }
     if (last_to_leave(lane) && threadIdx.x == 0) {

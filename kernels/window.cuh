@@ -194,4 +194,20 @@ __device__ __forceinline__ void advance(const Params &p, const wait::Waiter &wai
     }
 }
 
+// Makes of the handle one that received nothing: whatever the caller runs behind a dispatch that was given
+// up finds no rows, and not those of a dispatch before, for which there may be no memory any more. One block.
+template <typename Params>
+__device__ __forceinline__ void leave_empty(const Params &p) {
+    const Geometry &g = p.geometry;
+    for (u32 expert = threadIdx.x; expert <= g.local_experts; expert += blockDim.x) {
+        at<i32>(p.handle.expert_offsets)[expert] = 0;
+        if (expert < g.local_experts) {
+            at<i32>(p.handle.tokens_per_expert)[expert] = 0;
+        }
+    }
+    if (threadIdx.x == 0) {
+        *at<i32>(p.handle.total) = 0;
+    }
+}
+
 } // namespace windows

@@ -199,6 +199,7 @@ macro_rules! conformance_suite {
                 ranks_in_different_steps_find_out,
                 ranks_in_different_modes_find_out,
                 an_eager_step_without_room_is_given_up,
+                a_dispatch_that_is_given_up_brings_no_rows,
                 a_new_group_works_after_a_failed_one;
             stalls:
                 a_rank_that_stalls_in_its_experts_is_blamed,

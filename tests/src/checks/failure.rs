@@ -28,6 +28,31 @@ pub(super) fn with(case: &Case, deadlines: Deadlines) -> ExpertParallelBuilder {
     case.builder(Rank(0)).deadlines(deadlines)
 }
 
+/// Behind a dispatch that is given up there are no rows, also where the same handle had some before, for which
+/// there may be no memory any more.
+pub fn a_dispatch_that_is_given_up_brings_no_rows<T: TestBackend>() {
+    let case = Case::new(2);
+    T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let total = || {
+            let mut word = [0_i32];
+            let total = rig.layer(0).handle.total();
+            rig.direct().download(&total, bytemuck::cast_slice_mut(&mut word)).expect("it ran");
+            word[0]
+        };
+        rig.run(0, StepMode::Static);
+        assert!(total() > 0, "every rank has experts that are chosen");
+        rig.meet("a step ran");
+        rig.group.context().abort();
+        // A device that need not wait for anybody finds out when its step ends.
+        for _ in 0..2 {
+            let number = rig.launch(StepOptions::new()).expect("it is queued");
+            assert!(rig.wait(number).is_err(), "it was given up");
+        }
+        assert_eq!(total(), 0);
+    });
+}
+
 /// The fault that the step launched as `number` ended in.
 fn fault_of<T: TestBackend>(rig: &Rig<T>, number: u32) -> Fault {
     match rig.wait(number) {

@@ -14,7 +14,7 @@ use super::gather::receive;
 use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
 use super::received::{pair_width, pushed_lists};
 use super::route::{Lists, announce, at, build_lists, entry, given_tokens};
-use super::window::advance;
+use super::window::{advance, leave_empty};
 use super::{reduce, reduce_push, source};
 use crate::geometry::Geometry;
 use crate::params::{
@@ -39,12 +39,14 @@ impl Kernel for PushDispatch {
         // before its combine signal of the epoch before, and that was acquired before this
         // operation. What peers write into this rank's block is read behind their signals and flags.
         let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        // SAFETY: see above.
+        let give_up = || unsafe { leave_empty(&p.handle, g.local_experts) };
         if waiter.fault(Phase::Dispatch).is_some() {
-            return;
+            return give_up();
         }
         let route = routing(p);
         // SAFETY: see above.
-        let Some(given) = (unsafe { given_tokens(&route, &waiter) }) else { return };
+        let Some(given) = (unsafe { given_tokens(&route, &waiter) }) else { return give_up() };
         // SAFETY: see above; the lane's state is touched only by operations of its own stream.
         let (blocks, step, epoch, turn) = unsafe {
             let lane: &mut LaneState = &mut table_mut(p.lane.state, 1)[0];
@@ -66,7 +68,7 @@ impl Kernel for PushDispatch {
             if waiter.wait_all(Phase::Dispatch, words, epoch).is_err()
                 || !take_stock(&counting(p), &blocks, &waiter, step, TRANSFER_PUSH)
             {
-                return;
+                return give_up();
             }
             advance(&windowing(p), &waiter);
             receive(&gathering(p), &blocks, |source, token| {

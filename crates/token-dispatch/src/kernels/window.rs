@@ -7,7 +7,7 @@ use graph_ep_kernels::dispatch as device;
 use super::memory::{LaneBlocks, StepView, load, set_condition, store, table, table_mut};
 use super::received::ReceivedLists;
 use super::source;
-use crate::params::{WindowParams, WindowState};
+use crate::params::{HandleParams, WindowParams, WindowState};
 
 /// The longest prefix of the items that are left whose rows, each expert's padded to the alignment,
 /// fit the capacity. An item is taken whole or not at all.
@@ -25,12 +25,31 @@ impl Kernel for Window {
         // signal. The handle belongs to this stream.
         let waiter = unsafe { HostWaiter::from_params(&p.wait) };
         if waiter.fault(Phase::Dispatch).is_some() {
-            // SAFETY: the condition is that of the loop which this runs in.
-            unsafe { set_condition(p.condition, false) };
+            // SAFETY: see above; the condition is that of the loop which this runs in.
+            unsafe {
+                leave_empty(&p.handle, p.geometry.local_experts);
+                set_condition(p.condition, false);
+            }
             return;
         }
         // SAFETY: see above.
         unsafe { advance(p, &waiter) };
+    }
+}
+
+/// Makes of the handle one that received nothing: whatever the caller runs behind a dispatch that was given
+/// up finds no rows, and not those of a dispatch before, for which there may be no memory any more.
+///
+/// # Safety
+///
+/// The handle is one of `local` experts, and belongs to the stream of this operation.
+pub(super) unsafe fn leave_empty(handle: &HandleParams, local: u32) {
+    let local = local as usize;
+    // SAFETY: this function's contract; the tables do not overlap.
+    unsafe {
+        table_mut::<i32>(handle.expert_offsets, local + 1).fill(0);
+        table_mut::<i32>(handle.tokens_per_expert, local).fill(0);
+        store(handle.total, 0_i32);
     }
 }
 
