@@ -74,7 +74,7 @@ fn an_empty_graph_replays() {
 fn what_was_recorded_is_alive_until_the_last_replay_has_run() {
     let name = "what_was_recorded_is_alive_until_the_last_replay_has_run";
     let Some(gpu) = Gpu::find(name) else { return };
-    let words = gpu.words(&[0; 1 << 20]);
+    let words = gpu.words(&vec![0; 1 << 20]);
     let weak = Arc::downgrade(&words);
     let recording = recorded(&gpu, || (0..50).for_each(|_| gpu.add(&gpu.stream, &words, 1)));
     drop(words);
@@ -99,7 +99,7 @@ fn what_was_recorded_is_alive_until_the_last_replay_has_run() {
 #[test]
 fn an_update_concerns_later_replays_only() {
     let Some(gpu) = Gpu::find("an_update_concerns_later_replays_only") else { return };
-    let (old, new) = (gpu.words(&[0; 1 << 20]), gpu.words(&[0; 1 << 20]));
+    let (old, new) = (gpu.words(&vec![0; 1 << 20]), gpu.words(&vec![0; 1 << 20]));
     let weak = Arc::downgrade(&old);
     let mut graph = gpu.graph(|stream| (0..20).for_each(|_| gpu.add(stream, &old, 1)));
     (0..10).for_each(|_| gpu.replay(&graph));

@@ -158,7 +158,7 @@ fn shapes_that_the_device_cannot_run_are_refused() {
 fn queued_work_holds_what_it_retains_until_it_has_run() {
     let name = "queued_work_holds_what_it_retains_until_it_has_run";
     let Some(gpu) = Gpu::find(name) else { return };
-    let words = gpu.words(&[0; 1 << 20]);
+    let words = gpu.words(&vec![0; 1 << 20]);
     let weak = Arc::downgrade(&words);
     for _ in 0..100 {
         gpu.add(&gpu.stream, &words, 1);
@@ -177,7 +177,7 @@ fn queued_work_holds_what_it_retains_until_it_has_run() {
     assert!(weak.iter().all(|weak| weak.upgrade().is_none()));
 
     // A stream that goes with work queued lets it run, and what it held goes after that.
-    let words = gpu.words(&[0; 1 << 20]);
+    let words = gpu.words(&vec![0; 1 << 20]);
     let weak = Arc::downgrade(&words);
     let other = gpu.backend.stream("other").expect("a stream");
     gpu.add(&other, &words, 1);

@@ -37,7 +37,7 @@ fn branch_of(gpu: &Gpu) -> CudaStream {
 #[test]
 fn what_is_ordered_behind_a_stream_waits_for_it() {
     let Some(gpu) = Gpu::find("what_is_ordered_behind_a_stream_waits_for_it") else { return };
-    let (from, to) = (gpu.words(&[0; MANY]), gpu.words(&[0; MANY]));
+    let (from, to) = (gpu.words(&vec![0; MANY]), gpu.words(&vec![0; MANY]));
     let other = branch_of(&gpu);
     let calls = gpu.backend.blocking_calls();
     for _ in 0..20 {
@@ -102,7 +102,7 @@ fn a_branch_is_recorded_with_the_stream_that_it_forked_from() {
 #[test]
 fn branches_fork_from_branches_and_take_graphs() {
     let Some(gpu) = Gpu::find("branches_fork_from_branches_and_take_graphs") else { return };
-    let (a, b) = (gpu.words(&[0; MANY]), gpu.words(&[0; MANY]));
+    let (a, b) = (gpu.words(&vec![0; MANY]), gpu.words(&vec![0; MANY]));
     let inner = gpu.graph(|stream| gpu.add(stream, &a, 1));
     let [one, two] = [branch_of(&gpu), branch_of(&gpu)];
     let record = |addend| {
