@@ -86,17 +86,22 @@ class Partials {
             most = max(most, min(items[source + 1], c.end) - first);
         }
         units_ = most * others_ * c.g().sum_pieces;
-        unit_ = threadIdx.x / WARP * c.p.senders + blockIdx.x;
+        shares_ = units_ > c.p.senders * (blockDim.x / WARP);
+        unit_ = shares_ ? 0 : threadIdx.x / WARP * c.p.senders + blockIdx.x;
     }
 
     __device__ __forceinline__ Unit next() {
         const u32 *items = at<const u32>(c_.p.handle.source_items);
         const u32 pieces = c_.g().sum_pieces;
-        const u32 stride = c_.p.senders * (blockDim.x / WARP);
         Unit unit{};
         while (unit_ < units_) {
-            const u32 number = unit_;
-            unit_ += stride;
+            const u32 number = shares_ ? take_next(&c_.lane()->pushed) : unit_;
+            if (!shares_ || number >= units_) {
+                unit_ = units_;
+            }
+            if (number >= units_) {
+                break;
+            }
             const u32 source = nth_peer(c_.g(), number / pieces % others_);
             const u32 arrival = items[source] + number / pieces / others_;
             if (arrival < min(items[source + 1], c_.end)) {
@@ -115,24 +120,37 @@ class Partials {
     __device__ __forceinline__ bool ready(u32, u32, u32) const { return true; }
     __device__ __forceinline__ bool await(const Unit &) const { return true; }
 
-    // A flag is raised while the rows of the next unit are on their way: whoever raises it at once waits
-    // for the link.
     __device__ __forceinline__ void finish(const Unit &unit) {
-        pending_ = push::returned(c_.blocks, c_.g(), unit.rank, unit.slot, unit.piece);
+        pending_ = u64(push::returned(c_.blocks, c_.g(), unit.rank, unit.slot, unit.piece));
     }
+    // Whether there may be a next unit.
+    __device__ __forceinline__ bool more() const { return unit_ < units_; }
+    // While the rows of the next unit are on their way: the flag of the last.
     __device__ __forceinline__ void flush() {
-        if (pending_ != nullptr) {
-            push::raise(scan::lane() == 0 ? pending_ : nullptr, c_.turn);
-            pending_ = nullptr;
+        if (pending_ != 0) {
+            Raiser(Raise{c_.turn}).post(pending_);
+            pending_ = 0;
         }
     }
+    __device__ __forceinline__ void end() const { Raiser(Raise{c_.turn}).finish(pending_); }
 
   private:
+    // A note is the address of the flag.
+    struct Raise {
+        u64 turn;
+        __device__ __forceinline__ void operator()(u64 flag) const {
+            ptx::store_relaxed_sys(at<u64>(flag), turn);
+        }
+    };
+    using Raiser = push::Raiser<Raise>;
+
     const Context &c_;
     u32 others_;
     u32 units_;
+    bool shares_;
+    // Where they are shared, only whether there are any left.
     u32 unit_;
-    u64 *pending_ = nullptr;
+    u64 pending_ = 0;
 };
 
 // The sums of this rank's tokens: the partial sum of its own experts straight from their rows, those of
@@ -145,36 +163,53 @@ class Sums {
     __device__ __forceinline__ explicit Sums(const Context &c)
         : c_(c), units_(c.tokens * c.g().sum_pieces),
           shares_(units_ > gridDim.x * (blockDim.x / WARP)),
-          unit_(threadIdx.x / WARP * gridDim.x + (gridDim.x - 1 - blockIdx.x)) {}
+          unit_((blockDim.x - 1 - threadIdx.x) / WARP * gridDim.x + (gridDim.x - 1 - blockIdx.x)) {}
 
-    __device__ __forceinline__ Unit next() {
+    // The next unit, as far as it can be known before the headers of all ranks: without what lands. `to` is
+    // where the token went, a rank in each lane.
+    __device__ __forceinline__ Unit next_own(Destination &to) {
         const Geometry &g = c_.g();
         Unit unit{};
+        to = Destination{NONE, NONE};
         const u32 number = take();
         if (number >= units_) {
             return unit;
         }
         const u32 token = number / g.sum_pieces;
         // Behind the last rank that the token went to there is none.
-        Destination to{NONE, NONE};
         if (scan::lane() < g.fanout) {
             to = at<const Destination>(
                 c_.p.handle.destinations)[u64(token) * g.fanout + scan::lane()];
         }
-        const bool comes = to.rank != NONE && to.position < c_.prefix[to.rank];
-        const u32 all = __ballot_sync(WHOLE, comes);
-        const u32 own = __ballot_sync(WHOLE, comes && to.rank == g.rank);
+        const u32 first = at<const u32>(c_.p.handle.source_items)[g.rank];
+        const bool comes = to.rank == g.rank && first + to.position < c_.end;
+        const u32 own = __ballot_sync(WHOLE, comes);
         if (own != 0) {
             const u32 position = __shfl_sync(WHOLE, to.position, __ffs(own) - 1);
-            const u32 first = at<const u32>(c_.p.handle.source_items)[g.rank];
             unit.take_rows(c_, at<const WindowItem>(c_.p.handle.items)[first + position]);
         }
         unit.take_piece(c_, number % g.sum_pieces);
-        unit.landed = all & ~own;
-        unit.below = own == 0 ? unit.landed : unit.landed & (own - 1);
         unit.slot = token * g.fanout;
         unit.rank = to.rank;
         unit.out = rows::row_of(c_.p.output, token, c_.quads());
+        return unit;
+    }
+
+    // What lands for it.
+    __device__ __forceinline__ void take_landed(Unit &unit, const Destination &to) const {
+        const bool comes = to.rank != NONE && to.position < c_.prefix[to.rank];
+        const u32 own = __ballot_sync(WHOLE, to.rank == c_.g().rank);
+        unit.landed = __ballot_sync(WHOLE, comes) & ~own;
+        // Lanes are in the order of ranks.
+        unit.below = __ballot_sync(WHOLE, comes && to.rank < c_.g().rank);
+    }
+
+    __device__ __forceinline__ Unit next() {
+        Destination to;
+        Unit unit = next_own(to);
+        if (unit.out != nullptr) {
+            take_landed(unit, to);
+        }
         return unit;
     }
 
@@ -201,16 +236,14 @@ class Sums {
 
     __device__ __forceinline__ void finish(const Unit &) const {}
     __device__ __forceinline__ void flush() const {}
+    __device__ __forceinline__ void end() const {}
 
   private:
-    // Where there is at most one unit for each warp there is nothing to share out.
+    // Where there is at most one unit for each warp there is nothing to share out: the last warps have one
+    // then, since the first have had one to push.
     __device__ __forceinline__ u32 take() {
-        u32 number = unit_;
+        const u32 number = shares_ ? take_next(&c_.lane()->reduced) : unit_;
         unit_ = units_;
-        if (shares_) {
-            number = scan::lane() == 0 ? atomicAdd(&c_.lane()->reduced, 1) : 0;
-            number = __shfl_sync(WHOLE, number, 0);
-        }
         return number;
     }
 

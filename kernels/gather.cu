@@ -35,11 +35,10 @@ __device__ __forceinline__ void bring(const GatherParams &p, const Blocks &block
     const u32 source = items::source_of(source_items, g.world, position);
     const items::Lists lists(g, blocks, source);
     const u32 place_in_list = position - source_items[source];
-    const Item item = items::load(lists.items + place_in_list);
+    const Item item = lists.item(place_in_list);
     const u32 quads = g.row_bytes / sizeof(Quad);
     rows::Piece<DEPTH> piece(number, quads);
     piece.load(rows::row_of(u64(blocks.of<u8>(source, g.lane.staging)), item.token, quads));
-    const Pair *pairs = lists.pairs_of(place_in_list, item);
     const u32 begin = at<const u32>(p.handle.source_pairs)[source] + item.pair_begin -
                       window.pair_begin;
     const bool first_piece = number == 0;
@@ -51,7 +50,8 @@ __device__ __forceinline__ void bring(const GatherParams &p, const Blocks &block
         RowRef reference{};
         if (scan::lane() < count) {
             const u32 place_in_item = first + scan::lane();
-            reference = place(p, source, arrival, items::load(pairs + place_in_item));
+            reference = place(p, source, arrival, 
+                              lists.pair(place_in_list, item, place_in_item));
             if (first_piece) {
                 at<RowRef>(p.handle.pairs)[begin + place_in_item] = reference;
                 if (p.handle.row_weights != 0) {
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gather(const __grid_constan
         bring(p, blocks, window, u32(unit / pieces), u32(unit % pieces));
     }
     if (g.flat == 0) {
-        items::clear_padding(g, p.handle, p.rows, p.scales,
+        items::clear_padding(items::Clear{g, p.handle, p.rows, p.scales},
                              [&](u32 expert) { return items::padding_of(p.handle, expert); });
     }
 }

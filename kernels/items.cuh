@@ -3,6 +3,7 @@
 
 #include "lane.cuh"
 #include "rows.cuh"
+#include "stamped.cuh"
 
 namespace items {
 
@@ -35,42 +36,51 @@ __device__ __forceinline__ T load(const T *from) {
 // The most pairs of one token for one rank.
 __device__ __forceinline__ u32 pair_width(const Geometry &g) { return min(g.top_k, g.slots); }
 
-// Where the lists that `source` has for this rank begin: in its block, or, where it pushed them, in the
-// block of this rank. There each item's pairs have a place of their own, so that nobody has to read the
-// item first to find them.
-struct Lists {
-    const Item *items;
-    const Pair *pairs;
-    // Pairs from one item's first to the next one's; zero where they follow each other.
-    u32 stride;
+// Where the entries are that `source` pushes into the block of `to`: each item's pairs have a place of their
+// own, so that nobody has to read the item first to find them.
+__device__ __forceinline__ stamped::Word *pushed_item(const Geometry &g, const Blocks &blocks, u32 to,
+                                                      u32 source, u32 position) {
+    return blocks.of<stamped::Word>(to, g.lane.pushed_items) + u64(source) * g.max_tokens + position;
+}
+__device__ __forceinline__ stamped::Word *pushed_pair(const Geometry &g, const Blocks &blocks, u32 to,
+                                                      u32 source, u32 position, u32 place) {
+    return blocks.of<stamped::Word>(to, g.lane.pushed_pairs) +
+           (u64(source) * g.max_tokens + position) * pair_width(g) + place;
+}
 
-    __device__ __forceinline__ const Pair *pairs_of(u32 position, const Item &item) const {
-        return pairs + (stride != 0 ? u64(position) * stride : item.pair_begin);
-    }
+// The lists that `source` has for this rank, which has acquired the header of them: in the block of the
+// source, or, where it pushed them, in that of this rank.
+class Lists {
+  public:
+    __device__ __forceinline__ Lists(const Geometry &g, const Blocks &blocks, u32 source)
+        : g_(g), blocks_(blocks), source_(source),
+          header_(blocks.own<DispatchHeader>(g.lane.dispatch_headers)[source]) {}
 
-    __device__ __forceinline__ Lists(const Geometry &g, const Blocks &blocks, u32 source) {
-        const DispatchHeader &header = blocks.own<DispatchHeader>(g.lane.dispatch_headers)[source];
-        if (header.transfer == TRANSFER_PUSH) {
-            items = pushed_items(g, blocks, g.rank, source);
-            pairs = pushed_pairs(g, blocks, g.rank, source);
-            stride = pair_width(g);
-        } else {
-            items = blocks.of<Item>(source, g.lane.items) + header.item_base;
-            pairs = blocks.of<Pair>(source, g.lane.pairs) + header.pair_base;
-            stride = 0;
+    __device__ __forceinline__ Item item(u32 position) const {
+        if (pushed()) {
+            return stamped::item_of(
+                g_, stamped::load(pushed_item(g_, blocks_, g_.rank, source_, position)));
         }
+        return load(blocks_.of<Item>(source_, g_.lane.items) + header_.item_base + position);
     }
 
-    // The lists that `source` pushes into the block of `to`.
-    static __device__ __forceinline__ Item *pushed_items(const Geometry &g, const Blocks &blocks,
-                                                         u32 to, u32 source) {
-        return blocks.of<Item>(to, g.lane.pushed_items) + u64(source) * g.max_tokens;
+    // Pair `place` of `item`, which is at `position`.
+    __device__ __forceinline__ Pair pair(u32 position, const Item &item, u32 place) const {
+        if (pushed()) {
+            return stamped::pair_of(
+                stamped::load(pushed_pair(g_, blocks_, g_.rank, source_, position, place)));
+        }
+        return load(blocks_.of<Pair>(source_, g_.lane.pairs) + header_.pair_base + item.pair_begin +
+                    place);
     }
-    static __device__ __forceinline__ Pair *pushed_pairs(const Geometry &g, const Blocks &blocks,
-                                                         u32 to, u32 source) {
-        return blocks.of<Pair>(to, g.lane.pushed_pairs) +
-               u64(source) * g.max_tokens * pair_width(g);
-    }
+
+  private:
+    __device__ __forceinline__ bool pushed() const { return header_.transfer == TRANSFER_PUSH; }
+
+    const Geometry &g_;
+    const Blocks &blocks_;
+    u32 source_;
+    DispatchHeader header_;
 };
 
 // The weights beside the rows, and in the flat layout the experts. `place` is that of the pair in its
@@ -121,19 +131,37 @@ __device__ __forceinline__ void for_each_padding(const Geometry &g, PaddingOf pa
     }
 }
 
-// Clears the padding of the window: rows, their scales, their weights.
-template <typename PaddingOf>
-__device__ __forceinline__ void clear_padding(const Geometry &g, const HandleParams &handle, u64 rows,
-                                              u64 scales, PaddingOf padding_of) {
-    for_each_padding(g, padding_of, [&](u32 row) {
+// Clears a row of padding: the row, its scales, its weight. A whole warp does one of its parts.
+struct Clear {
+    static constexpr u32 PARTS = 4;
+
+    const Geometry &g;
+    const HandleParams &handle;
+    u64 rows;
+    u64 scales;
+
+    __device__ __forceinline__ void operator()(u32 row, u32 part) const {
         const u32 quads = g.row_bytes / sizeof(Quad);
-        rows::clear(rows::row_of(rows, row, quads), quads);
+        rows::clear(rows::row_of(rows, row, quads), part * quads / PARTS, (part + 1) * quads / PARTS);
+        if (part != 0) {
+            return;
+        }
         if (g.scale_bytes != 0) {
             const u32 scale_quads = g.scale_bytes / sizeof(Quad);
-            rows::clear(rows::row_of(scales, row, scale_quads), scale_quads);
+            rows::clear(rows::row_of(scales, row, scale_quads), 0, scale_quads);
         }
         if (handle.row_weights != 0 && scan::lane() == 0) {
             at<float>(handle.row_weights)[row] = 0.0f;
+        }
+    }
+};
+
+// Clears the padding of the window. The whole grid calls this.
+template <typename PaddingOf>
+__device__ __forceinline__ void clear_padding(const Clear &clear, PaddingOf padding_of) {
+    for_each_padding(clear.g, padding_of, [&](u32 row) {
+        for (u32 part = 0; part < Clear::PARTS; ++part) {
+            clear(row, part);
         }
     });
 }

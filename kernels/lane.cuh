@@ -2,6 +2,7 @@
 #pragma once
 
 #include "params.cuh"
+#include "scan.cuh"
 
 __device__ __forceinline__ u32 round_up(u32 value, u32 power_of_two) {
     return (value + power_of_two - 1) & ~(power_of_two - 1);
@@ -33,6 +34,12 @@ class Blocks {
 // Ranks one after the other, the next one first: so that ranks do not all turn to the same peer.
 __device__ __forceinline__ u32 nth_peer(const Geometry &g, u32 n) {
     return (g.rank + 1 + n) % g.world;
+}
+
+// The next of the units of work that warps take as they come free; the same in every lane.
+__device__ __forceinline__ u32 take_next(u32 *taken) {
+    const u32 unit = scan::lane() == 0 ? atomicAdd(taken, 1u) : 0;
+    return __shfl_sync(scan::WHOLE, unit, 0);
 }
 
 // The counters of a step. Lanes may update them at the same time, so every update is atomic.

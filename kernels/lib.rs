@@ -49,6 +49,10 @@ pub const PUSH_PLACES: Text = ("push_places.cuh", include_str!("push_places.cuh"
 pub const PUSH_RECEIVE: Text = ("push_receive.cuh", include_str!("push_receive.cuh"));
 /// Rows that are pushed, with a flag behind each piece.
 pub const PUSH: Text = ("push.cuh", include_str!("push.cuh"));
+/// Flags that the warps of a block raise together.
+pub const RAISE: Text = ("raise.cuh", include_str!("raise.cuh"));
+/// Entries of pushed lists that carry their turn.
+pub const STAMPED: Text = ("stamped.cuh", include_str!("stamped.cuh"));
 /// The items of a window.
 pub const ITEMS: Text = ("items.cuh", include_str!("items.cuh"));
 /// Lists for each destination.
@@ -73,6 +77,7 @@ pub const HEADERS: &[Text] = &[
     DTYPE,
     ROWS,
     FEED,
+    STAMPED,
     ITEMS,
     LISTS,
     STAGE,
@@ -80,6 +85,7 @@ pub const HEADERS: &[Text] = &[
     ACCOUNT,
     WINDOW,
     PUSH,
+    RAISE,
     PUSH_CONTEXT,
     PUSH_LISTS,
     PUSH_SEND,

@@ -213,11 +213,11 @@ __device__ __forceinline__ void write(const Params &p, const Lists &into, const 
         const u32 position = counts.ranks[2 * rank] + items_before;
         const u32 pair_begin = counts.ranks[2 * rank + 1] + pairs_before;
         const u32 index = counts.experts[rank * g.slots + slot] + same_before;
-        *into.pair(rank, position, pair_begin, c.place[part]) =
-            Pair{slot, index, c.weight[part], choice_of(part)};
+        into.put(Pair{slot, index, c.weight[part], choice_of(part)}, rank, position, pair_begin,
+                 c.place[part]);
         if (c.leads(part)) {
-            *into.item(rank, position) =
-                Item{token, token * g.fanout + c.reached[part], pair_begin, c.pairs[part]};
+            into.put(Item{token, token * g.fanout + c.reached[part], pair_begin, c.pairs[part]}, rank,
+                     position);
             destinations[c.reached[part]] = Destination{rank, position};
         }
     }

@@ -72,6 +72,28 @@ __device__ __forceinline__ void store_relaxed_sys(u64 *word, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+// Sixteen bytes at once: never some of them of one store, and some of another.
+__device__ __forceinline__ void load_relaxed_sys(const void *from, u64 &low, u64 &high) {
+    asm volatile("{\n"
+                 ".reg .b128 both;\n"
+                 "ld.relaxed.sys.global.b128 both, [%2];\n"
+                 "mov.b128 {%0, %1}, both;\n"
+                 "}"
+                 : "=l"(low), "=l"(high)
+                 : "l"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_sys(void *to, u64 low, u64 high) {
+    asm volatile("{\n"
+                 ".reg .b128 both;\n"
+                 "mov.b128 both, {%1, %2};\n"
+                 "st.relaxed.sys.global.b128 [%0], both;\n"
+                 "}" ::"l"(to),
+                 "l"(low), "l"(high)
+                 : "memory");
+}
+
 // Returns what the word held before.
 __device__ __forceinline__ u32 fetch_add_acq_rel_gpu(u32 *word, u32 value) {
     u32 before;
@@ -80,6 +102,29 @@ __device__ __forceinline__ u32 fetch_add_acq_rel_gpu(u32 *word, u32 value) {
                  : "l"(word), "r"(value)
                  : "memory");
     return before;
+}
+
+// Stores a value; returns what the word held before. For words of shared memory.
+__device__ __forceinline__ u32 exchange_acq_rel_cta(u32 *word, u32 value) {
+    u32 before;
+    asm volatile("atom.exch.acq_rel.cta.b32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(word), "r"(value)
+                 : "memory");
+    return before;
+}
+
+__device__ __forceinline__ u64 exchange_acq_rel_cta(u64 *word, u64 value) {
+    u64 before;
+    asm volatile("atom.exch.acq_rel.cta.b64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(word), "l"(value)
+                 : "memory");
+    return before;
+}
+
+__device__ __forceinline__ void store_release_cta(u32 *word, u32 value) {
+    asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
 // Stores `desired` if the word holds `expected`; returns what it held before.

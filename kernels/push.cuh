@@ -5,6 +5,7 @@
 #pragma once
 
 #include "items.cuh"
+#include "raise.cuh"
 
 namespace push {
 
@@ -31,26 +32,16 @@ __device__ __forceinline__ u64 rows_in(const Blocks &blocks, const Geometry &g, 
     return u64(blocks.of<u8>(to, region)) + u64(place) * g.max_tokens * row_bytes;
 }
 
-// The flag in the block of `to` for a piece of a token of `source`.
+// The flag in the block of `to` for a piece of a token of `source`: pieces are numbered through all tokens.
 __device__ __forceinline__ u64 *arrived(const Blocks &blocks, const Geometry &g, u32 to, u32 source,
-                                        u32 token, u32 piece) {
-    const u64 entry = (u64(source) * g.max_tokens + token) * g.row_pieces + piece;
-    return blocks.of<u64>(to, g.lane.arrived) + entry;
+                                        u32 piece) {
+    return blocks.of<u64>(to, g.lane.arrived) + (u64(source) * g.max_tokens * g.row_pieces + piece);
 }
 
 // The flag in the block of `owner` for a piece of a partial sum.
 __device__ __forceinline__ u64 *returned(const Blocks &blocks, const Geometry &g, u32 owner, u32 slot,
                                          u32 piece) {
     return blocks.of<u64>(owner, g.lane.returned) + u64(slot) * g.sum_pieces + piece;
-}
-
-// Raises a flag behind what the warp has stored; every lane calls this, and `flag` is one lane's own or
-// null.
-__device__ __forceinline__ void raise(u64 *flag, u64 turn) {
-    __syncwarp();
-    if (flag != nullptr) {
-        ptx::store_release_sys(flag, turn);
-    }
 }
 
 // Waits for a flag, the same in every lane; whether it came. Then every lane sees what lies before it.

@@ -57,12 +57,38 @@ struct Combine {
             header.required = state.required();
             header.first_over = state.first_over();
             c.blocks.of<CombineHeader>(to, g().lane.combine_headers)[g().rank] = header;
+            stamped::store(prefix_of(to, g().rank),
+                           stamped::Word{c.turn << stamped::TAG_BITS, header.prefix});
             c.waiter.signal(c.blocks.of<u32>(to, g().lane.combine_words) + g().rank, epoch);
         }
     }
 
-    // Waits for every rank's word, and learns how far each will go. Every thread of the block calls it.
+    // What `source` says to `to`: how many of its items it processes.
+    __device__ __forceinline__ stamped::Word *prefix_of(u32 to, u32 source) const {
+        return c.blocks.of<stamped::Word>(to, g().lane.prefixes) + source;
+    }
+
+    // Learns how far every rank will go; whether all said so. Every thread of the block calls it.
     __device__ __forceinline__ bool acquire() const {
+        bool failed = false;
+        for (u32 peer = threadIdx.x; peer < g().world; peer += THREADS) {
+            const stamped::Word *from = prefix_of(g().rank, peer);
+            stamped::Word word;
+            failed |= c.waiter.wait_until(wait::Phase::Combine, peer, [&] {
+                word = stamped::load(from);
+                return word.is_of(c.turn);
+            }) != 0;
+            prefix[peer] = u32(word.high);
+        }
+        if (__syncthreads_or(failed)) {
+            return false;
+        }
+        return blockIdx.x != 0 || fold_headers();
+    }
+
+    // Makes sure that every rank is at this combine, and adds what each says to the counters of the step.
+    // One block does this for all, and every thread of it calls it.
+    __device__ __forceinline__ bool fold_headers() const {
         using wait::Phase;
         const u32 *words = c.blocks.own<u32>(g().lane.combine_words);
         const CombineHeader *headers = c.blocks.own<CombineHeader>(g().lane.combine_headers);
@@ -72,8 +98,7 @@ struct Combine {
             failed |= c.waiter.wait(Phase::Combine, peer, words + peer, epoch) != 0;
             const CombineHeader header = headers[peer];
             elsewhere |= header.step != step || header.ordinal != c.p.ordinal;
-            prefix[peer] = header.prefix;
-            if (blockIdx.x == 0 && !failed && !elsewhere) {
+            if (!failed && !elsewhere) {
                 fold_header(c.p.peer_required, StepView(c.p.state), peer, header);
             }
         }
@@ -192,7 +217,7 @@ struct Combine {
             work.finish(now);
             now = then;
         }
-        work.flush();
+        work.end();
     }
 
     // The sum of the rows of a unit: DEPTH quads of each lane, from `begin` on.
@@ -236,41 +261,53 @@ struct Combine {
         }
     }
 
-    // Does every unit that `work` has for this warp, each of a small piece.
-    template <typename Work>
-    __device__ __forceinline__ void do_small(Work work) const {
-        for (Unit unit = work.next(); unit.out != nullptr; unit = work.next()) {
-            SmallSum partial(unit.begin, unit.end, c.quads());
-            partial.add(c.p.expert_rows, unit.row, unit.weight, c.p.weighted != 0, unit.rows);
-            if (!Work::ADDS_RANKS) {
-                partial.store(unit.out);
-            } else {
-                const auto own = partial.rounded();
-                if (!work.await(unit)) {
-                    return;
-                }
-                // Ranks below this one, this one, those above.
-                const u64 landing = c.landing(g().rank);
-                const u32 slot = unit.slot + scan::lane();
-                SmallSum sum(unit.begin, unit.end, c.quads());
-                sum.add(landing, slot, 1.0f, false, unit.landed & unit.below);
-                if (unit.rows != 0) {
-                    sum.add(own);
-                }
-                sum.add(landing, slot, 1.0f, false, unit.landed & ~unit.below);
-                sum.store(unit.out);
-            }
-            work.finish(unit);
-            work.flush();
-        }
+    // The sum of the rows of a unit that is a small piece.
+    __device__ __forceinline__ SmallSum add_small(const Unit &unit) const {
+        SmallSum sum(unit.begin, unit.end, c.quads());
+        sum.add(c.p.expert_rows, unit.row, unit.weight, c.p.weighted != 0, unit.rows);
+        return sum;
     }
 
-    template <typename Work>
-    __device__ __forceinline__ void do_all(const Work &work) const {
-        if (g().sum_bytes <= g().sum_pieces * SMALL_PIECE_BYTES) {
-            do_small(work);
-        } else {
-            stream_all(work);
+    // Partial sums of small pieces.
+    __device__ __forceinline__ void push_small() const {
+        combine::Partials work(c);
+        for (Unit unit = work.next(); unit.out != nullptr; unit = work.next()) {
+            add_small(unit).store(unit.out);
+            work.finish(unit);
+            if (work.more()) {
+                work.flush();
+            }
+        }
+        work.end();
+    }
+
+    // Sums of small pieces. This rank's own part of a warp's first sum is added up while the headers of other
+    // ranks are on their way.
+    __device__ __forceinline__ void sum_small() const {
+        combine::Sums work(c);
+        Destination to;
+        Unit unit = work.next_own(to);
+        auto own = add_small(unit).rounded();
+        if (!acquire()) {
+            return;
+        }
+        while (unit.out != nullptr) {
+            work.take_landed(unit, to);
+            if (!work.await(unit)) {
+                return;
+            }
+            // Ranks below this one, this one, those above.
+            const u64 landing = c.landing(g().rank);
+            const u32 slot = unit.slot + scan::lane();
+            SmallSum sum(unit.begin, unit.end, c.quads());
+            sum.add(landing, slot, 1.0f, false, unit.landed & unit.below);
+            if (unit.rows != 0) {
+                sum.add(own);
+            }
+            sum.add(landing, slot, 1.0f, false, unit.landed & ~unit.below);
+            sum.store(unit.out);
+            unit = work.next_own(to);
+            own = add_small(unit).rounded();
         }
     }
 
@@ -281,12 +318,26 @@ struct Combine {
                 announce();
             }
             if (blockIdx.x < c.p.senders) {
-                do_all(combine::Partials(c));
+                push::board.clear();
+                if (small()) {
+                    push_small();
+                } else {
+                    stream_all(combine::Partials(c));
+                }
             }
         }
-        if ((c.p.halves & HALF_RECEIVE) != 0 && acquire()) {
-            do_all(combine::Sums(c));
+        if ((c.p.halves & HALF_RECEIVE) != 0) {
+            if (small()) {
+                sum_small();
+            } else if (acquire()) {
+                stream_all(combine::Sums(c));
+            }
         }
+    }
+
+  private:
+    __device__ __forceinline__ bool small() const {
+        return g().sum_bytes <= g().sum_pieces * SMALL_PIECE_BYTES;
     }
 };
 
@@ -301,6 +352,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         Combine{context, lane->epoch, StepView(p.state).step()}.run();
     }
     if (last_to_leave(lane) && threadIdx.x == 0) {
-        lane->reduced = 0;
+        lane->pushed = lane->reduced = 0;
     }
 }

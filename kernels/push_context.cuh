@@ -15,9 +15,39 @@ constexpr u32 DEPTH = 7;
 // Ranks of a group that pushes.
 constexpr u32 MOST_RANKS = 32;
 
-// Tables of the lists, and afterwards the first row of each source's pairs for each expert, and behind
-// them the end of each expert's rows.
+// Tables of the lists, and afterwards `Places`.
 extern __shared__ u32 tables[];
+
+// Where rows belong.
+class Places {
+  public:
+    __device__ __forceinline__ explicit Places(const Geometry &g)
+        : slots_(g.slots), ends_(tables + g.world * g.slots) {}
+
+    // The first row of a source's pairs for an expert.
+    __device__ __forceinline__ u32 &first(u32 source, u32 slot) const {
+        return tables[source * slots_ + slot];
+    }
+    // Behind the last row of an expert's pairs.
+    __device__ __forceinline__ u32 &end(u32 slot) const { return ends_[slot]; }
+    // Rows of padding of all experts before this one; that of `slots` is the number of all.
+    __device__ __forceinline__ u32 &padding_before(u32 slot) const { return ends_[slots_ + slot]; }
+
+    // The row that is number `number` of all that are padding.
+    __device__ __forceinline__ u32 padding_row(u32 number) const {
+        u32 slot = 0;
+        for (u32 left = slots_; left > 1;) {
+            const u32 half = left / 2;
+            slot += padding_before(slot + half) <= number ? half : 0;
+            left -= half;
+        }
+        return end(slot) + number - padding_before(slot);
+    }
+
+  private:
+    u32 slots_;
+    u32 *ends_;
+};
 
 struct Shared {
     u32 items[MOST_RANKS + 1];

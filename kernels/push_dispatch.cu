@@ -36,7 +36,8 @@ __device__ __forceinline__ void receive(const dispatch::Context &c) {
     }
     const dispatch::Receiving receiving(c);
     receiving.clear_padding();
-    if (placing.lists_here()) {
+    // Lists are there when their entries are. That every rank is at this dispatch one block makes sure of.
+    if (!c.keeps_books() || placing.lists_here()) {
         receiving.run();
     }
 }
@@ -79,6 +80,6 @@ extern "C" __global__ void __launch_bounds__(dispatch::THREADS, 1)
             lane->epoch = context.epoch;
             lane->turn = context.turn;
         }
-        lane->counted = lane->listed = lane->taken = 0;
+        lane->counted = lane->listed = lane->sent = lane->taken = 0;
     }
 }

@@ -8,20 +8,20 @@ namespace dispatch {
 // The lists of a dispatch, each in the block of the rank that it is for.
 class PeerLists {
   public:
-    __device__ __forceinline__ PeerLists(const Geometry &g, const Blocks &blocks)
-        : g_(g), blocks_(blocks) {}
+    __device__ __forceinline__ explicit PeerLists(const Context &c) : c_(c) {}
 
-    __device__ __forceinline__ Item *item(u32 rank, u32 position) const {
-        return items::Lists::pushed_items(g_, blocks_, rank, g_.rank) + position;
+    __device__ __forceinline__ void put(const Item &item, u32 rank, u32 position) const {
+        stamped::store(items::pushed_item(c_.g(), c_.blocks, rank, c_.g().rank, position),
+                       stamped::of(c_.g(), item, c_.turn));
     }
-    __device__ __forceinline__ Pair *pair(u32 rank, u32 position, u32, u32 place) const {
-        return items::Lists::pushed_pairs(g_, blocks_, rank, g_.rank) +
-               u64(position) * items::pair_width(g_) + place;
+    __device__ __forceinline__ void put(const Pair &pair, u32 rank, u32 position, u32,
+                                        u32 place) const {
+        stamped::store(items::pushed_pair(c_.g(), c_.blocks, rank, c_.g().rank, position, place),
+                       stamped::of(pair, c_.turn));
     }
 
   private:
-    const Geometry &g_;
-    const Blocks &blocks_;
+    const Context &c_;
 };
 
 class Listing {
@@ -56,7 +56,7 @@ class Listing {
         }
         if (!shared.silent) {
             StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
-            lists::write_all(p, PeerLists(geometry, c_.blocks), stretch, counts, kept);
+            lists::write_all(p, PeerLists(c_), stretch, counts, kept);
         } else {
             for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < c_.tokens;
                  i += p.listers * THREADS) {

@@ -17,7 +17,7 @@ class Placing {
     // of the block calls it.
     __device__ __forceinline__ bool run() const {
         const Geometry &geometry = c_.g();
-        const u32 columns = geometry.world * geometry.slots;
+        const Places places(geometry);
         const u32 width = geometry.slots + 2;
         bool failed = false;
         for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
@@ -25,7 +25,7 @@ class Placing {
             const u32 entry = i % width;
             const u32 number = told(source, entry, failed);
             if (entry >= 2) {
-                tables[source * geometry.slots + entry - 2] = number;
+                places.first(source, entry - 2) = number;
             } else {
                 (entry == 0 ? shared.items : shared.pairs)[source] = number;
             }
@@ -49,28 +49,36 @@ class Placing {
             shared.end = items;
         }
         u32 end = 0;
-        for (u32 first = 0; first < geometry.slots; first += THREADS) {
-            const u32 slot = first + threadIdx.x;
+        u32 padding = 0;
+        for (u32 from = 0; from < geometry.slots; from += THREADS) {
+            const u32 slot = from + threadIdx.x;
+            const bool mine = slot < geometry.slots;
             u32 rows = 0;
-            for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
-                u32 &entry = tables[source * geometry.slots + slot];
-                const u32 more = entry;
-                entry = rows;
+            for (u32 source = 0; mine && source < geometry.world; ++source) {
+                u32 &first = places.first(source, slot);
+                const u32 more = first;
+                first = rows;
                 rows += more;
             }
+            const u32 padded = round_up(rows, geometry.alignment);
             u32 more;
-            const u32 before =
-                end + scan::block_exclusive(round_up(rows, geometry.alignment), more);
-            if (c_.keeps_books() && slot < geometry.slots) {
-                note_expert(slot, rows, before);
-            }
-            for (u32 source = 0; slot < geometry.slots && source < geometry.world; ++source) {
-                tables[source * geometry.slots + slot] += before;
-            }
-            if (slot < geometry.slots) {
-                tables[columns + slot] = before + rows;
-            }
+            const u32 before = end + scan::block_exclusive(padded, more);
             end += more;
+            const u32 padding_before = padding + scan::block_exclusive(padded - rows, more);
+            padding += more;
+            if (mine) {
+                if (c_.keeps_books()) {
+                    note_expert(slot, rows, before);
+                }
+                for (u32 source = 0; source < geometry.world; ++source) {
+                    places.first(source, slot) += before;
+                }
+                places.end(slot) = before + rows;
+                places.padding_before(slot) = padding_before;
+            }
+        }
+        if (threadIdx.x == 0) {
+            places.padding_before(geometry.slots) = padding;
         }
         __syncthreads();
         const u32 required = geometry.flat != 0
@@ -139,7 +147,7 @@ class Placing {
         const Geometry &geometry = c_.g();
         for (u32 source = 0; source < geometry.world; ++source) {
             const u32 entry = source * geometry.slots + slot;
-            at<u32>(c_.p.handle.bases)[entry] = tables[entry];
+            at<u32>(c_.p.handle.bases)[entry] = Places(geometry).first(source, slot);
         }
         at<u32>(c_.p.handle.taken)[slot] = 0;
         if (slot < geometry.local_experts) {
@@ -213,7 +221,8 @@ class Placing {
         }
         for (u32 i = threadIdx.x; i < geometry.world * geometry.slots; i += THREADS) {
             const u32 slot = i % geometry.slots;
-            tables[i] = at<const u32>(c_.p.handle.bases)[i] +
+            Places(geometry).first(i / geometry.slots, slot) =
+                        at<const u32>(c_.p.handle.bases)[i] +
                         (slot < geometry.local_experts
                              ? u32(at<const i32>(c_.p.handle.expert_offsets)[slot])
                              : 0);

@@ -23,20 +23,15 @@ class Receiving {
         }
         const u32 pieces = geometry.row_pieces;
         const u32 units = most * geometry.world * pieces;
-        // Where there is at most one for each warp there is nothing to share out. The block that keeps
-        // the books gets none then.
-        const u32 workers = gridDim.x - 1;
-        const bool shares = units > workers * (THREADS / WARP);
-        const u32 worker = blockIdx.x - (blockIdx.x > c_.p.listers);
-        u32 unit = c_.keeps_books() ? units : threadIdx.x / WARP * workers + worker;
-        for (;;) {
-            if (shares) {
-                unit = scan::lane() == 0 ? atomicAdd(&c_.lane()->taken, 1) : 0;
-                unit = __shfl_sync(WHOLE, unit, 0);
-            }
-            if (unit >= units) {
-                return;
-            }
+        // Blocks that neither list nor send come first, so that each of their warps has a piece of its own.
+        const u32 busy = c_.p.listers + 1 + c_.p.senders;
+        const u32 idle = gridDim.x - busy;
+        const u32 shared_from = idle * (THREADS / WARP);
+        u32 unit = blockIdx.x >= busy ? threadIdx.x / WARP * idle + (blockIdx.x - busy) : units;
+        if (blockIdx.x < busy && units > shared_from) {
+            unit = shared_from + take_next(&c_.lane()->taken);
+        }
+        while (unit < units) {
             const u32 source = nth_peer(geometry, unit / pieces % geometry.world);
             const u32 position = unit / pieces / geometry.world;
             const u32 end = min(shared.items[source + 1], shared.end);
@@ -44,50 +39,85 @@ class Receiving {
                 !receive(source, position, unit % pieces)) {
                 return;
             }
-            if (!shares) {
-                return;
-            }
+            unit = units > shared_from ? shared_from + take_next(&c_.lane()->taken) : units;
         }
     }
 
     // Needs the places only: rows and lists may still be on their way.
     __device__ __forceinline__ void clear_padding() const {
         const Geometry &geometry = c_.g();
+        const items::Clear clear{geometry, c_.p.handle, c_.p.rows, c_.p.received_scales};
         if (geometry.flat != 0) {
             return;
         }
-        const bool all = shared.end == shared.items[geometry.world];
-        items::clear_padding(geometry, c_.p.handle, c_.p.rows, c_.p.received_scales, [&](u32 expert) {
-            if (!all) {
-                return items::padding_of(c_.p.handle, expert);
-            }
-            const u32 begin = tables[geometry.world * geometry.slots + expert];
-            const u32 rows = begin - tables[expert];
-            return items::Padding{begin, tables[expert] + round_up(rows, geometry.alignment)};
-        });
+        if (shared.end != shared.items[geometry.world]) {
+            items::clear_padding(clear,
+                                 [&](u32 expert) { return items::padding_of(c_.p.handle, expert); });
+            return;
+        }
+        const Places places(geometry);
+        const u32 units = places.padding_before(geometry.slots) * items::Clear::PARTS;
+        const u32 first = threadIdx.x / WARP * gridDim.x + blockIdx.x;
+        for (u32 unit = first; unit < units; unit += rows::warps()) {
+            clear(places.padding_row(unit / items::Clear::PARTS), unit % items::Clear::PARTS);
+        }
     }
 
   private:
+    // Waits for the item at a position of the list of `source`, and for its pairs, of which each lane gets
+    // one; whether they came. Pairs are read before the item says how many of them there are.
+    __device__ __forceinline__ bool await_entries(u32 source, u32 position, Item &item,
+                                                  Pair &pair) const {
+        const Geometry &geometry = c_.g();
+        const stamped::Word *of_item =
+            items::pushed_item(geometry, c_.blocks, geometry.rank, source, position);
+        const stamped::Word *of_pair = items::pushed_pair(geometry, c_.blocks, geometry.rank, source,
+                                                          position, scan::lane());
+        stamped::Word item_word = stamped::load(of_item);
+        stamped::Word pair_word{};
+        if (scan::lane() < items::pair_width(geometry)) {
+            pair_word = stamped::load(of_pair);
+        }
+        bool failed = !await(source, of_item, item_word);
+        item = stamped::item_of(geometry, item_word);
+        if (!failed && scan::lane() < item.pairs) {
+            failed = !await(source, of_pair, pair_word);
+            pair = stamped::pair_of(pair_word);
+        }
+        return !__any_sync(WHOLE, failed);
+    }
+
+    // Looks again until an entry is of this turn. Very many threads may do so, for what comes with something
+    // for which the books wait.
+    __device__ __forceinline__ bool await(u32 source, const stamped::Word *from,
+                                          stamped::Word &word) const {
+        return word.is_of(c_.turn) ||
+               c_.waiter.wait_until(
+                   wait::Phase::Dispatch, source,
+                   [&] {
+                       word = stamped::load(from);
+                       return word.is_of(c_.turn);
+                   },
+                   wait::LOOKS_OF_MANY) == 0;
+    }
+
     // Brings one piece of an item to the rows of its experts; whether that could be done.
     __device__ __forceinline__ bool receive(u32 source, u32 position, u32 number) const {
         const Geometry &geometry = c_.g();
         const u32 arrival = shared.items[source] + position;
-        const Item item =
-            items::load(items::Lists::pushed_items(geometry, c_.blocks, geometry.rank, source) + position);
-        const u32 begin = shared.pairs[source] + item.pair_begin;
         const bool first_piece = number == 0;
         RowRef reference{};
         push::Targets rows{0, 0};
-        // Read before the item says how many of them there are.
+        Item item;
         Pair pair{};
-        if (scan::lane() < items::pair_width(geometry)) {
-            pair = items::load(items::Lists::pushed_pairs(geometry, c_.blocks, geometry.rank, source) +
-                               u64(position) * items::pair_width(geometry) + scan::lane());
+        if (!await_entries(source, position, item, pair)) {
+            return false;
         }
+        const u32 begin = shared.pairs[source] + item.pair_begin;
         if (scan::lane() < item.pairs) {
             const u32 row = geometry.flat != 0
                                 ? arrival
-                                : tables[source * geometry.slots + pair.slot] + pair.index;
+                                : Places(geometry).first(source, pair.slot) + pair.index;
             reference = RowRef{row, pair.weight, pair.choice, pair.slot};
             rows.row = c_.p.rows + u64(row) * geometry.row_bytes;
             if (first_piece) {
@@ -106,7 +136,8 @@ class Receiving {
         const bool own = source == geometry.rank;
         if (!own) {
             const u64 *flag =
-                push::arrived(c_.blocks, geometry, geometry.rank, source, item.token, number);
+                push::arrived(c_.blocks, geometry, geometry.rank, source,
+                              item.token * geometry.row_pieces + number);
             if (!push::await(c_.waiter, wait::Phase::Dispatch, source, flag, c_.turn)) {
                 return false;
             }

@@ -10,19 +10,42 @@ class Sending {
   public:
     __device__ __forceinline__ explicit Sending(const Context &c) : c_(c) {}
 
-    // This block's part of the tokens: the first of them before the last, over all blocks that send.
+    // Pieces of tokens as warps come free, the first tokens before the last. Where there is at most one for
+    // each warp there is nothing to share out.
     __device__ __forceinline__ void run() {
-        const u32 block = blockIdx.x - c_.p.listers - 1;
         const u32 pieces = c_.g().row_pieces;
-        const u64 units = u64(c_.tokens) * pieces;
-        const u32 stride = c_.p.senders * (THREADS / WARP);
-        for (u64 unit = threadIdx.x / WARP * c_.p.senders + block; unit < units; unit += stride) {
-            send(u32(unit / pieces), u32(unit % pieces));
+        const u32 units = c_.tokens * pieces;
+        const bool shares = units > c_.p.senders * (THREADS / WARP);
+        u32 unit = threadIdx.x / WARP * c_.p.senders + (blockIdx.x - c_.p.listers - 1);
+        push::board.clear();
+        for (;;) {
+            unit = shares ? take_next(&c_.lane()->sent) : unit;
+            if (unit >= units) {
+                break;
+            }
+            send(unit / pieces, unit % pieces);
+            if (!shares) {
+                break;
+            }
         }
-        flush();
+        Raiser(Raise{c_}).finish(pending_);
     }
 
   private:
+    // Raises the flags of a piece in the blocks of several ranks. A note is the number of the piece, and the
+    // ranks, a bit each.
+    struct Raise {
+        const Context &c;
+        __device__ __forceinline__ void operator()(u64 note) const {
+            for (u32 ranks = u32(note >> 32); ranks != 0; ranks &= ranks - 1) {
+                ptx::store_relaxed_sys(push::arrived(c.blocks, c.g(), __ffs(ranks) - 1, c.g().rank,
+                                                     u32(note)),
+                                       c.turn);
+            }
+        }
+    };
+    using Raiser = push::Raiser<Raise>;
+
     // The rank that the lane's choice of a token takes it to, in the first lane for each other rank.
     __device__ __forceinline__ u32 goes_to(u32 token) const {
         const Geometry &geometry = c_.g();
@@ -74,26 +97,21 @@ class Sending {
                 return places(rank, geometry.lane.pushed_scales, token, scale_bytes);
             });
         }
-        if (rank != NONE) {
-            pending_ =
-                push::arrived(c_.blocks, geometry, rank, geometry.rank, token, number);
-        }
-        flushed_ = false;
+        const u32 ranks = __reduce_or_sync(WHOLE, rank != NONE ? 1u << rank : 0);
+        pending_ = u64(ranks) << 32 | (token * geometry.row_pieces + number);
     }
 
-    // Raises the flags of the last piece, which each of the lanes has that stored its place.
+    // The flags of the last piece.
     __device__ __forceinline__ void flush() {
-        if (!flushed_) {
-            push::raise(pending_, c_.turn);
-            pending_ = nullptr;
-            flushed_ = true;
+        if (pending_ != 0) {
+            Raiser(Raise{c_}).post(pending_);
+            pending_ = 0;
         }
     }
 
     const Context &c_;
-    u64 *pending_ = nullptr;
     // The same in every lane.
-    bool flushed_ = true;
+    u64 pending_ = 0;
 };
 
 } // namespace dispatch

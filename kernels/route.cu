@@ -14,11 +14,12 @@ class OwnLists {
         : items_(blocks.own<Item>(g.lane.items)), pairs_(blocks.own<Pair>(g.lane.pairs)),
           bases_(bases) {}
 
-    __device__ __forceinline__ Item *item(u32 rank, u32 position) const {
-        return items_ + bases_[2 * rank] + position;
+    __device__ __forceinline__ void put(const Item &item, u32 rank, u32 position) const {
+        items_[bases_[2 * rank] + position] = item;
     }
-    __device__ __forceinline__ Pair *pair(u32 rank, u32, u32 pair_begin, u32 place) const {
-        return pairs_ + bases_[2 * rank + 1] + pair_begin + place;
+    __device__ __forceinline__ void put(const Pair &pair, u32 rank, u32, u32 pair_begin,
+                                        u32 place) const {
+        pairs_[bases_[2 * rank + 1] + pair_begin + place] = pair;
     }
 
   private:

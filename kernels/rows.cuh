@@ -96,9 +96,9 @@ class Piece {
     Quad quad_[DEPTH];
 };
 
-// Zeroes a row; a whole warp calls this.
-__device__ __forceinline__ void clear(Quad *row, u32 quads) {
-    for (u32 i = scan::lane(); i < quads; i += WARP) {
+// Zeroes the quads of a row from `begin` up to `end`; a whole warp calls this.
+__device__ __forceinline__ void clear(Quad *row, u32 begin, u32 end) {
+    for (u32 i = begin + scan::lane(); i < end; i += WARP) {
         ptx::store_quad(row + i, Quad{});
     }
 }

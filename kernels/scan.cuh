@@ -18,30 +18,31 @@ __device__ __forceinline__ u32 warp_sum(u32 value) {
     return value;
 }
 
+// The sum of the values of all lanes up to this one.
+__device__ __forceinline__ u32 warp_inclusive(u32 value) {
+#pragma unroll
+    for (u32 step = 1; step < WARP; step *= 2) {
+        const u32 below = __shfl_up_sync(WHOLE, value, step);
+        value += lane() >= step ? below : 0;
+    }
+    return value;
+}
+
 // The sum of the values of all threads before this one; `total` becomes that of all. Every thread of
 // the block takes part, and the block is made of whole warps.
 __device__ __forceinline__ u32 block_exclusive(u32 value, u32 &total) {
     __shared__ u32 of_warp[WARP];
-    u32 upto = value;
-#pragma unroll
-    for (u32 step = 1; step < WARP; step *= 2) {
-        const u32 below = __shfl_up_sync(WHOLE, upto, step);
-        upto += lane() >= step ? below : 0;
-    }
+    const u32 upto = warp_inclusive(value);
     // Whoever comes from an earlier sum has read it.
     __syncthreads();
     if (lane() == WARP - 1) {
         of_warp[threadIdx.x / WARP] = upto;
     }
     __syncthreads();
-    const u32 warps = blockDim.x / WARP;
-    u32 before = 0;
-    total = 0;
-    for (u32 warp = 0; warp < warps; ++warp) {
-        before += warp < threadIdx.x / WARP ? of_warp[warp] : 0;
-        total += of_warp[warp];
-    }
-    return before + upto - value;
+    const u32 warps = warp_inclusive(lane() < blockDim.x / WARP ? of_warp[lane()] : 0);
+    total = __shfl_sync(WHOLE, warps, WARP - 1);
+    const u32 before = __shfl_sync(WHOLE, warps, (threadIdx.x / WARP + WARP - 1) % WARP);
+    return (threadIdx.x < WARP ? 0 : before) + upto - value;
 }
 
 // The sum of the values of all threads.

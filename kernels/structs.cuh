@@ -22,6 +22,7 @@ struct LaneLayout {
     u64 combine_headers;
     u64 counts;
     u64 tallies;
+    u64 prefixes;
     u64 items;
     u64 pairs;
     u64 staging;
@@ -36,7 +37,7 @@ struct LaneLayout {
     u64 pushed_scales;
     u64 bytes;
 };
-SAME_LAYOUT(LaneLayout, 152, bytes, 144);
+SAME_LAYOUT(LaneLayout, 160, bytes, 152);
 
 // The sizes that every kernel works with.
 struct Geometry {
@@ -64,7 +65,7 @@ struct Geometry {
     u32 sum_pieces;
     LaneLayout lane;
 };
-SAME_LAYOUT(Geometry, 240, lane, 88);
+SAME_LAYOUT(Geometry, 248, lane, 88);
 
 // What a sender tells each rank in a dispatch.
 struct alignas(16) DispatchHeader {
@@ -147,12 +148,14 @@ struct LaneState {
     u64 turn;
     u32 counted;
     u32 listed;
+    u32 sent;
     u32 taken;
+    u32 pushed;
     u32 reduced;
     u32 placed;
     u32 silent;
 };
-SAME_LAYOUT(LaneState, 40, silent, 36);
+SAME_LAYOUT(LaneState, 48, silent, 44);
 
 // What a rank counts over one step. Lanes may count at the same time; see `StepView`.
 struct StepState {

@@ -62,10 +62,9 @@ __device__ __forceinline__ u32 add_items(const Params &p, const Blocks &blocks, 
         }
         const items::Lists lists(g, blocks, source);
         const u32 place = position - source_items[source];
-        const Item item = items::load(lists.items + place);
-        const Pair *pairs = lists.pairs_of(place, item);
+        const Item item = lists.item(place);
         for (u32 pair = 0; pair < item.pairs; ++pair) {
-            atomicAdd(counts + items::load(pairs + pair).slot, sign);
+            atomicAdd(counts + lists.pair(place, item, pair).slot, sign);
         }
         added += item.pairs;
     }

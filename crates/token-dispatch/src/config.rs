@@ -5,7 +5,7 @@ use ep_context::Rank;
 use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::ExpertMap;
-use crate::kernels::MOST_RANKS;
+use crate::kernels::{MOST_RANKS, MOST_TOKENS};
 use crate::launch;
 
 /// Whether the routing of a dispatch depends on what earlier dispatches of the step gave out.
@@ -232,6 +232,7 @@ impl DispatchConfig {
         self.transfer != Transfer::Pull
             && ranks <= MOST_RANKS
             && self.top_k <= MOST_RANKS
+            && self.max_tokens <= MOST_TOKENS
             && ranks * (self.most_slots() as usize + 2) <= launch::MOST_PUSH_COLUMNS
             && self.payload != Payload::Fp8
     }

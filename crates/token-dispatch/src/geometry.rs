@@ -20,6 +20,7 @@
 //! | region | element | count | written by |
 //! |---|---|---|---|
 //! | tallies | u64 | ranks × (expert slots + 2) | the peer of that index; by devices only |
+//! | prefixes | 16 bytes | ranks | the peer of that index; by devices only |
 //! | pushed items | [`Item`] | ranks × tokens | the peer of that index |
 //! | pushed pairs | [`Pair`] | ranks × tokens × pair width | the peer of that index |
 //! | arrived | u64 | ranks × tokens × pieces of a row | the peer of that index |
@@ -103,6 +104,8 @@ pub struct LaneLayout {
     pub counts: u64,
     /// Where rows are pushed: what each peer has for this rank, known before its lists.
     pub tallies: u64,
+    /// How many of this rank's items each peer processes.
+    pub prefixes: u64,
     /// Tokens for each destination, one destination after the other.
     pub items: u64,
     /// The experts of each item.
@@ -144,7 +147,7 @@ fn accesses(max_tokens: usize) -> (usize, usize) {
         ..=16 => (2, 1),
         17..=256 => (4, 2),
         257..=1024 => (7, 4),
-        _ => (14, 14),
+        _ => (14, 7),
     }
 }
 
@@ -207,6 +210,7 @@ impl LaneLayout {
             combine_headers: region(size_of::<CombineHeader>(), world),
             counts: region(size_of::<u32>(), world * slots),
             tallies: region(size_of::<u64>(), if push { world * (slots + 2) } else { 0 }),
+            prefixes: region(size_of::<[u64; 2]>(), if push { world } else { 0 }),
             items: region(size_of::<Item>(), tokens * fanout),
             pairs: region(size_of::<Pair>(), tokens * top_k),
             staging: region(config.row_bytes(), tokens),

@@ -45,6 +45,9 @@ pub(crate) const MOST_PUSH_COLUMNS: usize = LIST_BYTES as usize / 4 / 4;
 /// sends.
 pub(crate) const LEAST_BLOCKS: u32 = 3;
 
+/// Warps that clear a row of padding; see `items.cuh`.
+const PADDING_PARTS: u64 = 4;
+
 /// Bytes of shared memory in which a block of a combine that pushes has rows on their way.
 const FEED_BYTES: u32 = 192 << 10;
 
@@ -96,22 +99,24 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
     let words = columns * (warps + 1).min(LIST_BYTES as u32 / 4 / columns);
     let budget = budget.max(LEAST_BLOCKS);
     let listers = tokens.div_ceil(LISTED_TOKENS).clamp(1, MOST_LISTERS).min(budget.div_ceil(4));
-    // As many blocks send as have a piece for every warp, where there are few of them; they receive
-    // afterwards. Where there are many, a few blocks keep the links busy.
+    // A few blocks keep the links busy; all others receive meanwhile. Where there are few pieces, as many
+    // blocks send as have one for every warp.
     let sent = u64::from(tokens) * u64::from(g.row_pieces);
     let few = sent <= u64::from(warps) * u64::from(budget);
-    let most = if few { budget.saturating_sub(listers + 1) } else { budget / 4 };
+    let most = if few { budget / 2 } else { budget / 4 };
     let senders = match g.world {
         1 => 0,
         _ => sent.div_ceil(warps.into()).clamp(1, most.max(1).into()) as u32,
     };
-    // As much may come from every rank, and every pair may bring an expert its padding.
+    // As much may come from every rank, and every pair may bring an expert its padding, a row of which
+    // several warps clear.
     let received = sent * u64::from(g.world);
     let pairs = u64::from(tokens) * u64::from(g.world * g.top_k);
     let padding = pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1);
-    let blocks = (received + padding).div_ceil(warps.into()).min(budget.into()) as u32;
+    let units = received + padding * PADDING_PARTS;
+    let blocks = units.div_ceil(warps.into()).min(budget.into()) as u32;
     // One more, which keeps the books.
-    let blocks = (blocks + 1).min(budget).max(listers + 1 + senders);
+    let blocks = (blocks + listers + 1 + senders).min(budget);
     PushShape {
         launch: LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes: words * 4 },
         listers,

@@ -127,8 +127,8 @@ fn agreements() -> String {
         ControlBlock in "wait::" { abort, suspended, fault, deadline_ms }
         AttentionBlock in "wait::" { poison, doorbell, sleepers }
         LaneLayout in "" {
-            dispatch_words, combine_words, dispatch_headers, combine_headers, counts, tallies, items,
-            pairs, staging, scales, landing, weight_grads, pushed_items, pushed_pairs, arrived, returned,
+            dispatch_words, combine_words, dispatch_headers, combine_headers, counts, tallies, prefixes,
+            items, pairs, staging, scales, landing, weight_grads, pushed_items, pushed_pairs, arrived, returned,
             pushed_rows, pushed_scales, bytes,
         }
         Geometry in "" {
@@ -147,7 +147,7 @@ fn agreements() -> String {
         RowRef in "" { row, weight, choice, slot }
         ExpertHomeEntry in "" { rank, slot }
         LaneState in "" {
-            epoch, arrivals, turn, counted, listed, taken, reduced, placed, silent,
+            epoch, arrivals, turn, counted, listed, sent, taken, pushed, reduced, placed, silent,
         }
         StepState in "" {
             step, held, drained, first_over, required, dispatches, windows, capacity, dropped,

@@ -204,6 +204,9 @@ unsafe fn send_row(
 /// The most ranks of a group that pushes.
 pub(crate) const MOST_RANKS: usize = 32;
 
+/// Tokens of a rank whose rows are pushed: entries of its lists have so many bits for a number among them.
+pub(crate) const MOST_TOKENS: usize = 1 << 20;
+
 /// Where the row of a token of `source`, and its row of scales, are pushed in the block of `to`, another
 /// rank.
 fn pushed_row(

@@ -148,9 +148,13 @@ pub struct LaneState {
     pub counted: u32,
     /// Blocks that have written their part of the lists; zero between operations.
     pub listed: u32,
-    /// Pieces of received rows that somebody sees to; zero between operations.
+    /// Pieces of rows to be sent that somebody sees to; zero between operations.
+    pub sent: u32,
+    /// The same of received rows.
     pub taken: u32,
-    /// Pieces of the other kind of work; zero between operations.
+    /// The same of partial sums to be pushed.
+    pub pushed: u32,
+    /// The same of sums.
     pub reduced: u32,
     /// The epoch whose window is laid out.
     pub placed: u32,
