@@ -15,6 +15,8 @@ use graph_ep::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::harness;
+
 /// The most that anything in the suite waits for. It ends a test that hangs and decides no outcome:
 /// far longer than any step takes on a busy machine with more ranks than cores.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -44,11 +46,14 @@ pub trait TestBackend: Sized + 'static {
     /// The most ranks whose steps can run in rounds beside each other.
     const RANKS_IN_ROUNDS: usize = usize::MAX;
 
-    /// The most ranks of a group.
-    const MOST_RANKS: usize = 16;
-
     /// How rows get from rank to rank.
     const TRANSFER: Transfer = Transfer::Auto;
+
+    /// The most ranks of a group on this machine. Checks that hold for any number of ranks run with as many
+    /// as there may be: see [`Case::on`](crate::Case::on).
+    fn most_ranks() -> usize {
+        16
+    }
 
     /// `builder` with what this backend adds to every group.
     fn settings(builder: &ExpertParallelBuilder) -> ExpertParallelBuilder {
@@ -163,6 +168,36 @@ impl<const PULL: bool> TestBackend for HostRanks<PULL> {
         world: usize,
         body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
     ) -> Vec<Result<R, String>> {
+        threads(world, body)
+    }
+}
+
+/// The host backend with two ranks and no more, as on a machine with as many GPUs. For a program that is its
+/// own [harness].
+#[derive(Clone, Copy, Debug)]
+pub struct HostPairs;
+
+impl TestBackend for HostPairs {
+    type Backend = HostBackend;
+    type Rendezvous = ThreadRendezvous;
+
+    const NAME: &'static str = "host, two threads";
+
+    fn most_ranks() -> usize {
+        2
+    }
+
+    fn backend(rank: Rank, memory: &MemoryAccount) -> HostBackend {
+        HostThreads::backend(rank, memory)
+    }
+
+    fn try_on_ranks<R: RankResult>(
+        world: usize,
+        body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
+    ) -> Vec<Result<R, String>> {
+        if world > Self::most_ranks() {
+            harness::skip(format!("{world} ranks, of which there are {}", Self::most_ranks()));
+        }
         threads(world, body)
     }
 }

@@ -8,7 +8,7 @@ use graph_ep::{
 };
 use proptest::prelude::*;
 
-use crate::backend::patient;
+use crate::backend::{TestBackend, patient};
 
 /// Where tokens go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +129,30 @@ impl Case {
     /// Ranks.
     pub fn world(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// The case on no more ranks than `T` has, but two: those at the end are left out, with the experts that
+    /// they would have where all ranks have the same number.
+    #[must_use]
+    pub fn on<T: TestBackend>(mut self) -> Self {
+        let (whole, world) = (self.world(), self.world().min(T::most_ranks().max(2)));
+        if world == whole {
+            return self;
+        }
+        assert!(self.map.is_none(), "a map is made for a number of ranks");
+        self.tokens.truncate(world);
+        if let Some(rows) = &mut self.capacity {
+            rows.truncate(world);
+        }
+        match &mut self.placement {
+            Some(ranks) => ranks.iter_mut().for_each(|rank| *rank %= world),
+            None if self.experts.is_multiple_of(whole) => {
+                self.experts = self.experts / whole * world
+            }
+            None => {}
+        }
+        self.top_k = self.top_k.min(self.experts);
+        self
     }
 
     /// The same capacity on every rank.

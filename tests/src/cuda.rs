@@ -58,11 +58,14 @@ impl<const PUSH: bool> TestBackend for CudaRanks<PUSH> {
     const PAGE_BYTES: usize = 2 << 20;
     // Where more share a GPU, graphs with loops wait for each other to be started.
     const RANKS_IN_ROUNDS: usize = 3;
-    // Each rank has streams of its own, and a GPU has 32 queues for all of them.
-    const MOST_RANKS: usize = 8;
 
     fn missing() -> Option<String> {
         gpus().as_ref().err().cloned()
+    }
+
+    fn most_ranks() -> usize {
+        // Each rank has streams of its own, and a GPU has 32 queues for all of them.
+        8
     }
 
     fn backend(rank: Rank, memory: &MemoryAccount) -> CudaBackend {

@@ -1,4 +1,4 @@
-//! The CUDA backend, its ranks as processes with a GPU each.
+//! The CUDA backend, its ranks as processes with a GPU each, or with a part of the time of one.
 //!
 //! A process that has used the driver cannot be forked, since its context does not survive that. So
 //! the process that runs the checks never uses it: which GPUs there are it learns from a child.
@@ -15,8 +15,12 @@ use crate::cuda::{CudaThreads, find_gpus, on_gpu};
 use crate::harness;
 use crate::processes::{Ending, Leaves, on_processes, run_leaving};
 
-/// The CUDA backend, its ranks as processes: as many as there are GPUs, and no more. A check that needs
-/// more of them is [skipped](harness::skip) where it needs them.
+/// The variable that says how many processes share a GPU, one if it is not set. The GPU takes turns with
+/// them, so that whatever waits for a peer waits for its turn.
+const SHARING: &str = "GRAPH_EP_TEST_RANKS_A_GPU";
+
+/// The CUDA backend, its ranks as processes: as many as there are GPUs, or a multiple of that where they
+/// [share](SHARING) them. A check that needs more is [skipped](harness::skip) where it needs them.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaProcesses;
 
@@ -29,10 +33,18 @@ fn gpus() -> &'static Result<Vec<u32>, String> {
     })
 }
 
-/// Skips the check that runs if there are fewer GPUs than it has ranks.
+/// How many processes share a GPU.
+fn ranks_a_gpu() -> usize {
+    let Ok(text) = std::env::var(SHARING) else { return 1 };
+    text.parse().ok().filter(|ranks| *ranks > 0).expect("the number of processes that share a GPU")
+}
+
+/// Skips the check that runs if its ranks are more than there are GPUs for.
 pub(crate) fn skip_without(world: usize) {
     match gpus().as_ref().map(Vec::len) {
-        Ok(gpus) if gpus < world => harness::skip(format!("{world} ranks, and {gpus} GPUs")),
+        Ok(gpus) if gpus * ranks_a_gpu() < world => {
+            harness::skip(format!("{world} ranks, and {gpus} GPUs"))
+        }
         Ok(_) => {}
         Err(why) => harness::skip(why.clone()),
     }
@@ -47,6 +59,11 @@ impl TestBackend for CudaProcesses {
     const OPERATIONS_MAY_BREAK: bool = CudaThreads::OPERATIONS_MAY_BREAK;
     const PAGE_BYTES: usize = CudaThreads::PAGE_BYTES;
 
+    fn most_ranks() -> usize {
+        let gpus = gpus().as_ref().map_or(0, Vec::len);
+        (gpus * ranks_a_gpu()).min(CudaThreads::most_ranks())
+    }
+
     fn missing() -> Option<String> {
         gpus().as_ref().err().cloned()
     }
@@ -54,7 +71,7 @@ impl TestBackend for CudaProcesses {
     fn backend(rank: Rank, memory: &MemoryAccount) -> CudaBackend {
         // Found before this process was forked.
         let gpus = gpus().as_ref().expect("checks are skipped without a GPU");
-        on_gpu(gpus[rank.index()], rank, memory)
+        on_gpu(gpus[rank.index() % gpus.len()], rank, memory)
     }
 
     fn collect(backend: &CudaBackend) {

@@ -40,7 +40,7 @@ pub mod rig;
 pub mod rows;
 mod suite;
 
-pub use backend::{HostThreads, HostThreadsPull, RankEnv, RankResult, TestBackend};
+pub use backend::{HostPairs, HostThreads, HostThreadsPull, RankEnv, RankResult, TestBackend};
 pub use case::{Case, Order, Skew};
 pub use cuda::{CudaThreads, CudaThreadsPush};
 pub use cuda_processes::CudaProcesses;

@@ -45,8 +45,8 @@ fn check_all(case: &Case, what: &str, ranks: &[Vec<RankRun>]) {
 
 /// A step in an engine's graph does, in every replay, what a step does.
 pub fn embedded_steps_equal_the_oracle<T: TestBackend>() {
-    let case = Case { layers: 2, device_count: true, ..Case::new(3) };
-    let runs = T::on_ranks(3, |env| {
+    let case = Case { layers: 2, device_count: true, ..Case::new(3) }.on::<T>();
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut graphs = Graphs::of(&rig);
         let embedded = graphs.embed(&rig, StepOptions::new());
@@ -137,8 +137,8 @@ fn told(result: Result<StepRecord, DispatchError>) -> (u32, u32, u64, u64) {
 /// group goes on: recorded again there, all steps are right.
 pub fn stale_replays_are_told_to_all_ranks<T: TestBackend>() {
     for (layers, ends_in_dispatch) in [(1, false), (2, false), (2, true)] {
-        let case = Case { layers, ends_in_dispatch, ..Case::new(3) };
-        let runs = T::on_ranks(3, |env| {
+        let case = Case { layers, ends_in_dispatch, ..Case::new(3) }.on::<T>();
+        let runs = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             let mut graphs = Graphs::of(&rig);
             let embedded = graphs.embed(&rig, StepOptions::new());
@@ -207,13 +207,14 @@ pub fn stale_rounds_are_told_to_all_ranks<T: TestBackend>() {
 
 /// Where steps hold, those behind a stale one drain on all ranks until they are resumed.
 pub fn steps_behind_a_stale_one_drain<T: TestBackend>() {
-    let case = Case::new(3);
-    let runs = T::on_ranks(3, |env| {
+    let case = Case::new(3).on::<T>();
+    let last = case.world() - 1;
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let options = StepOptions::new().hold_on_overflow(true);
         let mut graphs = Graphs::of(&rig);
         let embedded = graphs.embed(&rig, options);
-        if rig.rank() == 2 {
+        if rig.rank() == last {
             let change = rig.group.rows().plan(8).expect("it is reserved");
             change.commit(&rig.direct()).expect("the stream is alive");
         }
@@ -225,7 +226,7 @@ pub fn steps_behind_a_stale_one_drain<T: TestBackend>() {
                 embedded.replayed()
             })
             .collect();
-        assert_eq!(told(rig.wait(numbers[0])), (2, 1, 1, 2));
+        assert_eq!(told(rig.wait(numbers[0])), (last as u32, 1, 1, 2));
         for number in &numbers[1..] {
             let behind = rig.wait(*number).expect("it ends");
             assert!(behind.drained, "step {number} was not held back");

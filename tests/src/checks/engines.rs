@@ -42,8 +42,8 @@ pub fn engines_recover_their_own_graphs<T: TestBackend>() {
         (true, RowShaping::Capacity),
         (false, RowShaping::DeviceCounted),
     ] {
-        let case = tight();
-        let results = T::on_ranks(3, |env| {
+        let case = tight().on::<T>();
+        let results = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             let engine = Engine { in_pieces, ..Engine::of(&rig) };
             let asked = engine.asked.clone();
@@ -75,8 +75,8 @@ pub fn engines_recover_their_own_graphs<T: TestBackend>() {
 /// Steps that are launched before the first is settled drain behind one that overflows, and are launched
 /// again when it is their turn.
 pub fn engines_run_ahead<T: TestBackend>() {
-    let case = tight();
-    let results = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut runner = runner(&rig, RecoverySettings::new(), Engine::of(&rig));
         rig.write(0);
@@ -99,8 +99,8 @@ pub fn engines_run_ahead<T: TestBackend>() {
 /// After the last replay an engine runs a step eagerly if it can; otherwise it is refused on all ranks.
 pub fn steps_that_no_replay_fits_run_eagerly_or_are_refused<T: TestBackend>() {
     for eager in [false, true] {
-        let case = tight();
-        let results = T::on_ranks(3, |env| {
+        let case = tight().on::<T>();
+        let results = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             let engine = Engine { eager, ..Engine::of(&rig) };
             let asked = Arc::clone(&engine.asked);
@@ -126,18 +126,19 @@ pub fn steps_that_no_replay_fits_run_eagerly_or_are_refused<T: TestBackend>() {
 /// A capture that fails on one rank in the middle of a recovery refuses on all, with its reason, and
 /// changes nothing; the next step captures again.
 pub fn a_capture_that_fails_refuses_on_all_ranks<T: TestBackend>() {
-    let case = tight();
-    let results = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let last = case.world() - 1;
+    let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let engine = Engine::of(&rig);
-        let fails = FailsOnce { engine, at: (rig.rank() == 2).then_some(2) };
+        let fails = FailsOnce { engine, at: (rig.rank() == last).then_some(2) };
         let stream = rig.group.stream().clone();
         let mut runner =
             rig.group.engine_runner(RecoverySettings::new(), stream, fails).expect("in range");
         let before = rig.shape();
         match rig.step(&mut runner, 0) {
             Err(OverflowError::Refused { rank, refusal, .. }) => {
-                assert_eq!(rank.0, 2);
+                assert_eq!(rank.index(), last);
                 assert!(refusal.reason.contains("no graph to give"), "{refusal:?}");
             }
             other => panic!("{other:?}"),
@@ -150,9 +151,9 @@ pub fn a_capture_that_fails_refuses_on_all_ranks<T: TestBackend>() {
 
 /// In rounds, dropped and failed on overflow, an engine's graph does what the policy says.
 pub fn engines_follow_every_policy<T: TestBackend>() {
-    let case = tight();
+    let case = tight().on::<T>();
     let fits = super::rounds::possible::<T>("engines_follow_every_policy", case.world());
-    let rounds = T::on_ranks(3, |env| {
+    let rounds = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let drop = RecoverySettings::new().overflow(OverflowPolicy::Drop);
         let mut dropping = runner(&rig, drop, Engine::of(&rig));

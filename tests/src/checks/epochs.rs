@@ -19,13 +19,14 @@ pub fn epochs_wrap<T: TestBackend>() {
                 lanes: 2,
                 order: Order::Nested,
                 ..Case::new(3)
-            };
-            let runs = T::on_ranks(3, |env| {
+            }
+            .on::<T>();
+            let runs = T::on_ranks(case.world(), |env| {
                 let rig = Rig::<T>::new(env, &case);
                 let graph = rig.record(StepOptions::new()).expect("it can be recorded");
                 (0..5).map(|step| rig.replay(&graph, step)).collect::<Vec<_>>()
             });
-            let rows = vec![case.worst_case(); 3];
+            let rows = vec![case.worst_case(); case.world()];
             for (step, runs) in by_step(&runs).iter().enumerate() {
                 let what = format!("epochs from {first_epoch}, step {step}");
                 StepOracle::new(&case, step, Some(&rows)).check(&what, runs);
@@ -73,8 +74,8 @@ pub fn records_stay_until_the_ring_comes_round<T: TestBackend>() {
 
 /// Steps that nobody waits for in between end with what the last of them was given.
 pub fn many_steps_in_flight<T: TestBackend>() {
-    let case = Case { layers: 3, lanes: 2, ..Case::new(4) };
-    let runs = T::on_ranks(4, |env| {
+    let case = Case { layers: 3, lanes: 2, ..Case::new(4) }.on::<T>();
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let graph = rig.record(StepOptions::new()).expect("it can be recorded");
         let mut last = 0;
@@ -87,6 +88,6 @@ pub fn many_steps_in_flight<T: TestBackend>() {
         }
         rig.seen(29, last)
     });
-    let rows = vec![case.worst_case(); 4];
+    let rows = vec![case.worst_case(); case.world()];
     StepOracle::new(&case, 29, Some(&rows)).check("the last step", &runs);
 }

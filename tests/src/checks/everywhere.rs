@@ -21,6 +21,7 @@ pub fn least_rows(case: &Case) -> u32 {
 ///
 /// Where it is not.
 pub fn conforms<T: TestBackend>(what: &str, case: &Case) {
+    let case = &case.clone().on::<T>();
     if !super::rounds::possible::<T>(what, case.world()) {
         return;
     }

@@ -67,10 +67,11 @@ fn fault_of<T: TestBackend>(rig: &Rig<T>, number: u32) -> Fault {
 /// Rank 1 does only what `partial` queues of a step of `case`, its peers all of it. They have to blame
 /// rank 1 for not signalling in `phase`; so does rank 1, once it looks; and so does every later step.
 fn blamed<T: TestBackend>(
-    case: &Case,
+    case: Case,
     phase: Phase,
     partial: impl Fn(&Rig<T>) -> Option<Step<'static, T::Backend>> + Send + Sync,
 ) {
+    let case = &case.on::<T>();
     let faults = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::with(env, &with(case, short()), case);
         rig.write(0);
@@ -101,18 +102,18 @@ fn blamed<T: TestBackend>(
 
 /// A rank that never launches its step.
 pub fn a_rank_that_never_dispatches_is_blamed<T: TestBackend>() {
-    blamed::<T>(&Case::new(3), Phase::Dispatch, |_| None);
+    blamed::<T>(Case::new(3), Phase::Dispatch, |_| None);
 }
 
 /// A rank that dispatches and never combines.
 pub fn a_rank_that_never_combines_is_blamed<T: TestBackend>() {
-    blamed::<T>(&Case::new(3), Phase::Combine, |rig| Some(dispatched(rig)));
+    blamed::<T>(Case::new(3), Phase::Combine, |rig| Some(dispatched(rig)));
 }
 
 /// A rank that dispatches and never ends a step that ends in a dispatch.
 pub fn a_rank_that_never_acknowledges_is_blamed<T: TestBackend>() {
     let case = Case { ends_in_dispatch: true, ..Case::new(3) };
-    blamed::<T>(&case, Phase::Acknowledge, |rig| Some(dispatched(rig)));
+    blamed::<T>(case, Phase::Acknowledge, |rig| Some(dispatched(rig)));
 }
 
 fn dispatched<T: TestBackend>(rig: &Rig<T>) -> Step<'static, T::Backend> {
@@ -125,13 +126,14 @@ fn dispatched<T: TestBackend>(rig: &Rig<T>) -> Step<'static, T::Backend> {
 /// A host that gives up in the middle of a step: every rank is told who, long before any deadline,
 /// the one that had not even begun the step too.
 pub fn an_abort_ends_the_step_on_every_rank<T: TestBackend>() {
-    let case = Case::new(4);
-    let faults = T::on_ranks(4, |env| {
+    let case = Case::new(4).on::<T>();
+    let aborts = case.world() / 2;
+    let faults = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         rig.write(0);
         let absent = rig.rank() == 0;
         let launched = (!absent).then(|| rig.launch(StepOptions::new()).expect("it is queued"));
-        if rig.rank() == 2 {
+        if rig.rank() == aborts {
             // Its own step waits for rank 0, or has not begun to.
             rig.group.context().abort();
         }
@@ -140,9 +142,9 @@ pub fn an_abort_ends_the_step_on_every_rank<T: TestBackend>() {
         let late = rig.launch(StepOptions::new()).expect("it is queued");
         let fault = fault_of(&rig, late);
         assert!(own.is_none_or(|own| own == fault), "{own:?}, then {fault:?}");
-        (fault.culprit.0, fault.kind == FaultKind::Aborted)
+        (fault.culprit.index(), fault.kind == FaultKind::Aborted)
     });
-    assert_eq!(faults, [(2, true); 4]);
+    assert_eq!(faults, vec![(aborts, true); case.world()]);
 }
 
 /// An operation of the caller's that breaks ends the stream of that rank, which says which operation
@@ -154,8 +156,8 @@ pub fn an_operation_that_breaks_is_reported<T: TestBackend>() {
             "it would break the device for all",
         );
     }
-    let case = Case::new(3);
-    let blamed = T::on_ranks(3, |env| {
+    let case = Case::new(3).on::<T>();
+    let blamed = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::with(env, &with(&case, short()), &case);
         rig.write(0);
         let broken = rig.rank() == 1;
@@ -186,7 +188,7 @@ pub fn an_operation_that_breaks_is_reported<T: TestBackend>() {
         assert_eq!((fault.phase, fault.kind), (Phase::Dispatch, FaultKind::Timeout));
         fault.culprit.0
     });
-    assert_eq!(blamed, [1; 3]);
+    assert_eq!(blamed, vec![1; case.world()]);
 }
 
 /// The runner of a rank whose stream breaks says what broke, rather than that no record came.
@@ -219,19 +221,20 @@ pub fn a_runner_reports_the_operation_that_breaks<T: TestBackend>() {
 
 /// A rank that does not come to agree on a replay is named by all others, in time.
 pub fn a_rank_missing_from_an_agreement_is_named<T: TestBackend>() {
-    let case = Case { skew: Skew::Hot(0), ..Case::new(3) }.capacity(4);
-    let missing = T::on_ranks(3, |env| {
+    let case = Case { skew: Skew::Hot(0), ..Case::new(3) }.on::<T>().capacity(4);
+    let last = case.world() - 1;
+    let missing = T::on_ranks(case.world(), |env| {
         let deadlines = patient().with(Phase::Agreement, SHORT);
         let rig = Rig::<T>::with(env, &with(&case, deadlines), &case);
         rig.write(0);
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
-        if rig.rank() == 2 {
+        if rig.rank() == last {
             // Runs the step and does not look at its record. Whether it leaves before or after the
             // deadline of the others, it is the one to name.
             let number = rig.launch(StepOptions::new()).expect("it is queued");
             assert!(rig.wait(number).expect("it ends").overflowed());
             std::thread::sleep(2 * SHORT);
-            return vec![2];
+            return vec![last as u32];
         }
         match runner.run() {
             Err(OverflowError::Context(ContextError::Rendezvous(RendezvousError::Deadline {
@@ -245,13 +248,13 @@ pub fn a_rank_missing_from_an_agreement_is_named<T: TestBackend>() {
             other => panic!("{other:?}"),
         }
     });
-    assert_eq!(missing, [[2]; 3]);
+    assert_eq!(missing, vec![[last as u32]; case.world()]);
 }
 
 /// A rank whose host gives a recovery up leaves no other waiting for its deadline.
 pub fn a_rank_that_leaves_ends_an_agreement<T: TestBackend>() {
-    let case = Case { skew: Skew::Hot(0), ..Case::new(3) }.capacity(4);
-    T::on_ranks(3, |env| {
+    let case = Case { skew: Skew::Hot(0), ..Case::new(3) }.on::<T>().capacity(4);
+    T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         rig.write(0);
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
@@ -318,9 +321,9 @@ pub fn ranks_in_different_modes_find_out<T: TestBackend>() {
 pub fn an_eager_step_without_room_is_given_up<T: TestBackend>() {
     // Four rows of two-byte values fill a page, so that any growth needs another.
     let hidden = T::PAGE_BYTES / (4 * 2);
-    let case = Case { skew: Skew::Hot(0), hidden, ..Case::new(3) }.capacity(4);
+    let case = Case { skew: Skew::Hot(0), hidden, ..Case::new(3) }.on::<T>().capacity(4);
     for memory in [false, true] {
-        let faults = T::on_ranks(3, |env| {
+        let faults = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             rig.write(0);
             let short = rig.rank() == 0;
@@ -353,7 +356,7 @@ pub fn an_eager_step_without_room_is_given_up<T: TestBackend>() {
             let fault = fault_of(&rig, later);
             (fault.culprit.0, fault.kind == FaultKind::Failed, fault.phase == Phase::Growth)
         });
-        assert_eq!(faults, [(0, true, true); 3]);
+        assert_eq!(faults, vec![(0, true, true); case.world()]);
     }
 }
 

@@ -73,7 +73,7 @@ fn interleaved<T: TestBackend>(
 /// Halves of two layers between each other, direct, recorded and eager, equal the oracle.
 pub fn halves_equal_the_oracle<T: TestBackend>() {
     for rows in [128, 8] {
-        let case = case().capacity(rows);
+        let case = case().on::<T>().capacity(rows);
         let runs = T::on_ranks(case.world(), |env| {
             let rig = std::sync::Arc::new(Rig::<T>::new(env, &case));
             let body = {
@@ -111,7 +111,7 @@ pub fn halves_equal_the_oracle<T: TestBackend>() {
 
 /// A rank may split what others queue whole, and either half of a pair by itself.
 pub fn every_rank_splits_as_it_likes<T: TestBackend>() {
-    let case = case();
+    let case = case().on::<T>();
     let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let (program, dispatcher) = (rig.program(), rig.group.dispatcher());
@@ -155,7 +155,7 @@ pub fn every_rank_splits_as_it_likes<T: TestBackend>() {
 /// Each half on all ranks before the next on any: nothing that runs ever waits for something that has
 /// not run, so that a tool may run one operation of the device at a time.
 pub fn halves_one_after_the_other_never_wait<T: TestBackend>() {
-    let case = case();
+    let case = case().on::<T>();
     let runs: Vec<RankRun> = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         rig.write(0);
@@ -182,7 +182,7 @@ pub fn halves_one_after_the_other_never_wait<T: TestBackend>() {
 /// Halves in another order, whole operations amid them, and steps that end amid them are refused.
 pub fn halves_out_of_order_are_refused<T: TestBackend>() {
     use Half::{CombineReceive, CombineSend, DispatchReceive, DispatchSend};
-    let case = case();
+    let case = case().on::<T>();
     T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let wrong: [(&[Half], &str); 8] = [

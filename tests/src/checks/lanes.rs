@@ -18,7 +18,7 @@ fn two_lanes(order: Order) -> Case {
 
 /// Runs steps of `case` directly and from a graph, within `rows` rows, and holds them to the oracle.
 fn conforms<T: TestBackend>(case: &Case, rows: u32) {
-    let case = case.clone().capacity(rows);
+    let case = case.clone().on::<T>().capacity(rows);
     let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let graph = rig.record(StepOptions::new()).expect("it can be recorded");
@@ -94,8 +94,8 @@ pub fn a_second_dispatch_on_an_open_lane_is_refused<T: TestBackend>() {
 /// A combine is refused where nothing is open: at the start, a second time, on another lane, with
 /// another handle.
 pub fn a_combine_without_its_dispatch_is_refused<T: TestBackend>() {
-    let case = two_lanes(Order::Alternate);
-    T::on_ranks(3, |env| {
+    let case = two_lanes(Order::Alternate).on::<T>();
+    T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let nothing_open = refusal(&rig, |program, step| program.combine(step, 0));
         assert!(nothing_open.is_some(), "nothing was dispatched");
@@ -123,8 +123,8 @@ pub fn a_combine_without_its_dispatch_is_refused<T: TestBackend>() {
 /// A handle whose dispatch has not been combined cannot be filled by another lane: the combine of the
 /// first would follow the lists of the second.
 pub fn an_open_handle_cannot_be_filled_again<T: TestBackend>() {
-    let case = two_lanes(Order::Nested);
-    T::on_ranks(3, |env| {
+    let case = two_lanes(Order::Nested).on::<T>();
+    T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let reason = refusal(&rig, |program, step| {
             program.dispatch(step, 0)?;
@@ -200,9 +200,9 @@ pub fn a_step_that_ends_in_a_dispatch_has_one_verdict<T: TestBackend>() {
 /// A lane whose last step ended in a dispatch serves steps that combine, and the other way round, as
 /// often as one likes.
 pub fn a_lane_serves_steps_with_and_without_combine<T: TestBackend>() {
-    let whole = Case { layers: 2, ..Case::new(3) };
+    let whole = Case { layers: 2, ..Case::new(3) }.on::<T>();
     let open = Case { ends_in_dispatch: true, ..whole.clone() };
-    let runs = T::on_ranks(3, |env| {
+    let runs = T::on_ranks(whole.world(), |env| {
         let builder = whole.builder(env.rank());
         let group = env.build(&builder).expect("the group is built");
         let rigs = [&whole, &open].map(|case| Rig::<T>::on(group.clone(), case).expect("memory"));
@@ -219,7 +219,7 @@ pub fn a_lane_serves_steps_with_and_without_combine<T: TestBackend>() {
             })
             .collect::<Vec<_>>()
     });
-    let capacity = vec![whole.worst_case(); 3];
+    let capacity = vec![whole.worst_case(); whole.world()];
     for (step, runs) in by_step(&runs).iter().enumerate() {
         let case = if [1, 4, 5, 7].contains(&step) { &open } else { &whole };
         StepOracle::new(case, step, Some(&capacity)).check(&format!("step {step}"), runs);

@@ -32,6 +32,7 @@ pub fn flat_rows_equal_the_oracle<T: TestBackend>() {
         ("a rank without experts", placed),
         ("a device count", counted),
     ] {
+        let case = case.on::<T>();
         let oracle = StepOracle::new(&case, 0, None);
         let pairs = &oracle.layers()[0].delivered;
         let rows = oracle.layers()[0].ranks.iter().map(|rank| rank.total as u64);
@@ -43,9 +44,10 @@ pub fn flat_rows_equal_the_oracle<T: TestBackend>() {
 /// Flat rows are truncated to whole groups of the alignment, at capacities that are no multiple of it.
 pub fn flat_rows_are_truncated_to_whole_groups<T: TestBackend>() {
     for rows in [[5, 0, 7], [3, 9, 13]] {
-        let case = Case { capacity: Some(rows.to_vec()), ..flat() };
-        let runs = T::on_ranks(3, |env| Rig::<T>::new(env, &case).run(0, StepMode::Static));
-        let oracle = StepOracle::new(&case, 0, Some(&rows));
+        let case = Case { capacity: Some(rows.to_vec()), ..flat() }.on::<T>();
+        let runs =
+            T::on_ranks(case.world(), |env| Rig::<T>::new(env, &case).run(0, StepMode::Static));
+        let oracle = StepOracle::new(&case, 0, case.capacity.as_deref());
         oracle.check(&format!("{rows:?} rows"), &runs);
         assert!(runs.iter().any(|run| run.record.dropped > 0));
     }

@@ -19,8 +19,8 @@ fn skewed() -> Case {
 /// Eager steps give what the oracle says, whatever the capacity was before.
 pub fn eager_equals_the_oracle<T: TestBackend>() {
     for rows in [0, 4, 128] {
-        let case = skewed().capacity(rows);
-        let runs = T::on_ranks(3, |env| {
+        let case = skewed().on::<T>().capacity(rows);
+        let runs = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             (0..4).map(|step| rig.run_eager(step)).collect::<Vec<_>>()
         });
@@ -32,9 +32,9 @@ pub fn eager_equals_the_oracle<T: TestBackend>() {
 
 /// Static steps that fit give what the oracle says.
 pub fn static_equals_the_oracle<T: TestBackend>() {
-    let case = skewed();
-    let rows = vec![case.worst_case(); 3];
-    let runs = T::on_ranks(3, |env| {
+    let case = skewed().on::<T>();
+    let rows = vec![case.worst_case(); case.world()];
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         (0..4).map(|step| rig.run(step, StepMode::Static)).collect::<Vec<_>>()
     });
@@ -47,13 +47,13 @@ pub fn static_equals_the_oracle<T: TestBackend>() {
 /// in capacity, and have none.
 pub fn truncation_equals_the_oracle<T: TestBackend>() {
     for rows in [[4, 4, 4], [8, 0, 12], [5, 7, 9], [16, 12, 20]] {
-        let case = Case { capacity: Some(rows.to_vec()), ..skewed() };
-        let runs = T::on_ranks(3, |env| {
+        let case = Case { capacity: Some(rows.to_vec()), ..skewed() }.on::<T>();
+        let runs = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             (0..4).map(|step| rig.run(step, StepMode::Static)).collect::<Vec<_>>()
         });
         for (step, runs) in by_step(&runs).iter().enumerate() {
-            let oracle = StepOracle::new(&case, step, Some(&rows));
+            let oracle = StepOracle::new(&case, step, case.capacity.as_deref());
             oracle.check(&format!("{rows:?} rows, step {step}"), runs);
         }
     }
@@ -75,8 +75,8 @@ pub fn the_required_rows_are_enough_and_no_fewer_are<T: TestBackend>() {
 
 /// Eager, static, replayed and recovered steps give the same bits for the same inputs.
 pub fn all_modes_give_the_same_bits<T: TestBackend>() {
-    let case = skewed().capacity(4);
-    let runs = T::on_ranks(3, |env| {
+    let case = skewed().on::<T>().capacity(4);
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut runner = rig.runner(RecoverySettings::new()).expect("default settings");
         let recovered = rig.step(&mut runner, 2).expect("it recovers").run;
@@ -98,8 +98,8 @@ pub fn all_modes_give_the_same_bits<T: TestBackend>() {
 pub fn replays_equal_direct_steps<T: TestBackend>() {
     for shaping in [RowShaping::Capacity, RowShaping::DeviceCounted] {
         for rows in [8, 128] {
-            let case = skewed().capacity(rows);
-            let runs = T::on_ranks(3, |env| {
+            let case = skewed().on::<T>().capacity(rows);
+            let runs = T::on_ranks(case.world(), |env| {
                 let rig = Rig::<T>::new(env, &case);
                 let options = StepOptions::new().shaping(shaping);
                 let graph = rig.record(options).expect("it can be recorded");
@@ -108,7 +108,7 @@ pub fn replays_equal_direct_steps<T: TestBackend>() {
                 (0..5).map(|step| rig.replay(&graph, step)).collect::<Vec<_>>()
             });
             for (step, runs) in by_step(&runs).iter().enumerate() {
-                let oracle = StepOracle::new(&case, step, Some(&[rows; 3]));
+                let oracle = StepOracle::new(&case, step, case.capacity.as_deref());
                 oracle.check(&format!("{shaping:?}, {rows} rows, step {step}"), runs);
             }
         }
@@ -117,9 +117,9 @@ pub fn replays_equal_direct_steps<T: TestBackend>() {
 
 /// Two groups that run the same steps see the same, truncated or not, down to the last row.
 pub fn runs_repeat_bit_for_bit<T: TestBackend>() {
-    let case = Case { bad_ids: true, ..skewed() }.capacity(8);
+    let case = Case { bad_ids: true, ..skewed() }.on::<T>().capacity(8);
     let run = || {
-        T::on_ranks(3, |env| {
+        T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             (0..3).map(|step| rig.run(step, StepMode::Static)).collect::<Vec<_>>()
         })
@@ -129,8 +129,8 @@ pub fn runs_repeat_bit_for_bit<T: TestBackend>() {
 
 /// The facade's layer, with its own receive buffers, gives what the oracle says.
 pub fn the_layer_of_the_facade_equals_the_oracle<T: TestBackend>() {
-    let case = Case { weights: false, ..Case::new(4) };
-    let outputs = T::on_ranks(4, |env| {
+    let case = Case { weights: false, ..Case::new(4) }.on::<T>();
+    let outputs = T::on_ranks(case.world(), |env| {
         let rank = env.rank().index();
         let inputs = Inputs::new(&case, 0, 0, rank);
         let group = env.build(&case.builder(graph_ep::Rank::from_index(rank))).expect("built");

@@ -125,7 +125,7 @@ pub fn check(what: &str, case: &Case, settings: Settings, steps: &[Vec<Ran>]) {
 pub fn recovery_follows_the_simulation<T: TestBackend>() {
     for policy in POLICIES {
         for seed in 0..3 {
-            let (case, settings) = (Case { seed, ..wandering() }, Settings::of(policy));
+            let (case, settings) = (Case { seed, ..wandering() }.on::<T>(), Settings::of(policy));
             check(
                 &format!("{policy}, seed {seed}"),
                 &case,
@@ -139,10 +139,11 @@ pub fn recovery_follows_the_simulation<T: TestBackend>() {
 /// With graphs that count on the device no step is recorded twice; with graphs shaped by capacity a
 /// rank records once for each of its growths, and no other rank does.
 pub fn growth_is_recorded_where_it_must_be<T: TestBackend>() {
+    let case = wandering().on::<T>();
     for shaping in [RowShaping::Capacity, RowShaping::DeviceCounted] {
         let settings = Settings { shaping, ..Settings::of(GrowthPolicy::Exact) };
-        let steps = run::<T>(&wandering(), settings, 8);
-        check(&format!("{shaping:?}"), &wandering(), settings, &steps);
+        let steps = run::<T>(&case, settings, 8);
+        check(&format!("{shaping:?}"), &case, settings, &steps);
         assert!(steps.iter().flatten().any(|ran| ran.growths > 0));
         for (step, ranks) in steps.iter().enumerate() {
             for (rank, ran) in ranks.iter().enumerate() {
@@ -157,7 +158,7 @@ pub fn growth_is_recorded_where_it_must_be<T: TestBackend>() {
 /// Growing ahead and shrinking follow the simulation too.
 pub fn adjustments_follow_the_simulation<T: TestBackend>() {
     // Batches that come and go, so that there is something to shrink for.
-    let case = Case { device_count: true, ..wandering() };
+    let case = Case { device_count: true, ..wandering() }.on::<T>();
     for (look_ahead, shrink_after) in [(Some(1.5), 0), (None, 2), (Some(1.1), 1)] {
         let shrink_after = NonZeroU32::new(shrink_after);
         let adjustments = Adjustments { look_ahead, shrink_after, min_rows: 12 };
@@ -174,22 +175,21 @@ pub fn adjustments_follow_the_simulation<T: TestBackend>() {
 
 /// A limit that suffices is never passed, whatever the policy wishes for.
 pub fn growth_stays_within_its_limit<T: TestBackend>() {
-    let peak = (0..10)
-        .flat_map(|step| StepOracle::new(&wandering(), step, None).required())
-        .max()
-        .unwrap_or(0);
+    let case = wandering().on::<T>();
+    let peak =
+        (0..10).flat_map(|step| StepOracle::new(&case, step, None).required()).max().unwrap_or(0);
     for policy in POLICIES {
         // No multiple of the alignment: the last rows of the limit are of no use.
         let settings = Settings { max_rows: Some(peak + 3), ..Settings::of(policy) };
-        let steps = run::<T>(&wandering(), settings, 10);
-        check(&format!("{policy} within {peak}"), &wandering(), settings, &steps);
+        let steps = run::<T>(&case, settings, 10);
+        check(&format!("{policy} within {peak}"), &case, settings, &steps);
         assert!(steps.iter().flatten().all(|ran| ran.capacity_after <= peak), "{policy}");
     }
 }
 
 /// Ranks that begin with different capacities, one of them with none.
 pub fn ranks_may_differ_in_capacity<T: TestBackend>() {
-    let case = Case { capacity: Some(vec![0, 12, 40]), ..wandering() };
+    let case = Case { capacity: Some(vec![0, 12, 40]), ..wandering() }.on::<T>();
     for policy in POLICIES {
         for (step, ranks) in run::<T>(&case, Settings::of(policy), 5).iter().enumerate() {
             let runs: Vec<_> = ranks.iter().map(|ran| ran.run.clone()).collect();

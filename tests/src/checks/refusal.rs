@@ -73,8 +73,8 @@ impl RecoveryHooks for Hooks {
 /// Hooks are called once for every attempt, with the record of the run that is discarded, and not for
 /// clean steps.
 pub fn hooks_are_called_once_an_attempt<T: TestBackend>() {
-    let case = tight();
-    let seen = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let seen = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let hooks = Hooks { failures: 0, seen: seen.clone() };
@@ -86,13 +86,13 @@ pub fn hooks_are_called_once_an_attempt<T: TestBackend>() {
         assert_eq!(seen, [(1, first.discarded.expect("discarded"))]);
         seen.len()
     });
-    assert_eq!(seen, [1; 3]);
+    assert_eq!(seen, vec![1; case.world()]);
 }
 
 /// A hook that fails on one rank refuses the replay on all, with the same error; the next step works.
 pub fn a_failing_hook_refuses_on_all_ranks<T: TestBackend>() {
-    let case = tight();
-    let results = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let hooks = Hooks { failures: u32::from(rig.rank() == 1), seen: Arc::default() };
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range").hooks(hooks);
@@ -105,10 +105,10 @@ pub fn a_failing_hook_refuses_on_all_ranks<T: TestBackend>() {
 /// A limit in rows that does not suffice refuses on all ranks, with the numbers of the one that it
 /// holds back; the group goes on.
 pub fn a_limit_in_rows_refuses_on_all_ranks<T: TestBackend>() {
-    let case = tight();
+    let case = tight().on::<T>();
     // Expert 2 is hot, and is held by rank 1.
     let required = StepOracle::new(&case, 0, None).required()[1];
-    let results = T::on_ranks(3, |env| {
+    let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let limit = if rig.rank() == 1 { required - 1 } else { u32::MAX };
         let mut runner = rig.runner(RecoverySettings::new().max_rows(limit)).expect("in range");
@@ -127,25 +127,20 @@ pub fn memory_that_runs_out_refuses_on_all_ranks<T: TestBackend>() {
     // Eight rows of four-byte values fill a page, so that any growth needs another. One layer of few
     // tokens, since rows are long where pages are large; alignment makes them require enough.
     let (dtype, hidden) = (DType::Fp32, T::PAGE_BYTES / (8 * 4));
-    let case = Case {
-        dtype,
-        hidden,
-        layers: 1,
-        skew: Skew::Hot(4),
-        tokens: vec![2; 3],
-        alignment: 8,
-        top_k: 3,
-        ..tight()
-    };
-    assert!(StepOracle::new(&case, 0, None).required()[2] > 8, "rank 2 has to grow");
+    let case =
+        Case { dtype, hidden, layers: 1, tokens: vec![2; 3], alignment: 8, top_k: 3, ..tight() }
+            .on::<T>();
+    let last = case.world() - 1;
+    let case = Case { skew: Skew::Hot(2 * last), ..case };
+    assert!(StepOracle::new(&case, 0, None).required()[last] > 8, "the last rank has to grow");
     for device in [false, true] {
-        let results = T::on_ranks(3, |env| {
+        let results = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
             let own = rig.group.context().account().clone();
             let account = if device { &rig.memory } else { &own };
             let before = (own.used(), rig.memory.used());
-            if rig.rank() == 2 {
+            if rig.rank() == last {
                 account.set_limit(Some(account.used()));
             }
             let told = refused(&rig, &mut runner, 0);
@@ -156,7 +151,7 @@ pub fn memory_that_runs_out_refuses_on_all_ranks<T: TestBackend>() {
             rig.meet("what the refused growth had is gone");
             (told, (0..2).map(|step| rig.step(&mut runner, step).expect("it recovers")).collect())
         });
-        judge(&case, 2, &["rank 2", "out of memory"], results);
+        judge(&case, last as u32, &[&format!("rank {last}"), "out of memory"], results);
     }
 }
 
@@ -174,10 +169,11 @@ pub fn recovery_settings_that_differ_are_named<T: TestBackend>() {
         ("shrink_after", usual.adjustments(shrinking), "None", "Some(3)"),
         ("max_replays", usual.max_replays(5), "2", "5"),
     ];
-    let case = Case::new(3);
-    let told = T::on_ranks(3, |env| {
+    let case = Case::new(3).on::<T>();
+    let last = case.world() - 1;
+    let told = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let second = rig.rank() == 2;
+        let second = rig.rank() == last;
         let texts: Vec<String> = differ
             .iter()
             .map(|(_, other, ..)| {
@@ -191,7 +187,8 @@ pub fn recovery_settings_that_differ_are_named<T: TestBackend>() {
     });
     assert!(told.iter().all(|texts| *texts == told[0]), "{told:?}");
     for ((field, _, first, second), text) in differ.iter().zip(&told[0]) {
-        for part in [field, first, second, "rank 0", "rank 2"] {
+        let last = format!("rank {last}");
+        for part in [*field, first, second, "rank 0", &last] {
             assert!(text.contains(part), "{field}: {part:?} is not in {text:?}");
         }
     }
@@ -200,8 +197,8 @@ pub fn recovery_settings_that_differ_are_named<T: TestBackend>() {
 /// Replays that are used up end in an eager run with the same result; a limit on eager rows that does
 /// not suffice refuses on all ranks, and the group goes on.
 pub fn eager_mode_is_the_last_resort<T: TestBackend>() {
-    let case = tight();
-    let results = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let settings = RecoverySettings::new().max_replays(0);
         let mut limited = rig.runner(settings.eager_max_rows(8)).expect("in range");
@@ -224,8 +221,8 @@ pub fn eager_mode_is_the_last_resort<T: TestBackend>() {
 /// A body that cannot be recorded again on one rank makes all ranks run that step eagerly; once it
 /// can be recorded, steps are replayed again.
 pub fn a_body_that_cannot_be_recorded_again_runs_eagerly<T: TestBackend>() {
-    let case = tight();
-    let results = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let (program, calls) = (rig.program(), AtomicU32::new(0));
         // Rank 0 also grows, so that what it recorded for its plan has to go.
@@ -249,8 +246,8 @@ pub fn a_body_that_cannot_be_recorded_again_runs_eagerly<T: TestBackend>() {
 
 /// A runner can run any step eagerly from the start.
 pub fn a_runner_runs_eagerly_when_asked<T: TestBackend>() {
-    let case = tight();
-    let runs = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
         rig.write(0);
@@ -265,8 +262,8 @@ pub fn a_runner_runs_eagerly_when_asked<T: TestBackend>() {
 
 /// Under the policy that drops, what fits is kept, what does not is counted, and nothing grows.
 pub fn the_policy_drop_keeps_what_fits<T: TestBackend>() {
-    let case = tight();
-    let runs = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let settings = RecoverySettings::new().overflow(OverflowPolicy::Drop);
         let mut runner = rig.runner(settings).expect("in range");
@@ -281,16 +278,16 @@ pub fn the_policy_drop_keeps_what_fits<T: TestBackend>() {
             .collect::<Vec<_>>()
     });
     for (step, runs) in by_step(&runs).iter().enumerate() {
-        StepOracle::new(&case, step, Some(&[8; 3])).check(&format!("step {step}"), runs);
+        StepOracle::new(&case, step, case.capacity.as_deref()).check(&format!("step {step}"), runs);
     }
 }
 
 /// Under the policy that fails, an overflow is an error on every rank, with the record; the group
 /// goes on.
 pub fn the_policy_fail_reports_and_goes_on<T: TestBackend>() {
-    let case = tight();
-    let first = StepOracle::new(&case, 0, Some(&[8; 3]));
-    let results = T::on_ranks(3, |env| {
+    let case = tight().on::<T>();
+    let first = StepOracle::new(&case, 0, case.capacity.as_deref());
+    let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let settings = RecoverySettings::new().overflow(OverflowPolicy::Fail);
         let mut runner = rig.runner(settings).expect("in range");

@@ -39,13 +39,13 @@ pub(super) fn trips(case: &Case, step: usize, rank: usize) -> u32 {
 /// Outputs are those of a run with room, at every capacity from that of a single token; each rank
 /// makes as many trips as its own rows need, none if it has none; one graph serves fresh routing.
 pub fn rounds_equal_the_oracle<T: TestBackend>() {
-    if !possible::<T>("rounds_equal_the_oracle", skewed().world()) {
+    if !possible::<T>("rounds_equal_the_oracle", skewed().on::<T>().world()) {
         return;
     }
     // A token may need a group of four rows for each of its two experts on a rank.
     for rows in [[8, 8, 8], [8, 12, 20], [64, 8, 10]] {
-        let case = Case { capacity: Some(rows.to_vec()), ..skewed() };
-        let runs = T::on_ranks(3, |env| {
+        let case = Case { capacity: Some(rows.to_vec()), ..skewed() }.on::<T>();
+        let runs = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             let graph = rig.record(in_rounds()).expect("it can be recorded");
             (0..5).map(|step| rig.replay(&graph, step)).collect::<Vec<_>>()
@@ -68,8 +68,8 @@ pub fn rounds_equal_the_oracle<T: TestBackend>() {
 /// A capacity that might not hold a single token is refused when the loop is recorded: it could never
 /// get past it.
 pub fn rounds_without_room_for_a_token_are_refused<T: TestBackend>() {
-    let case = skewed().capacity(7);
-    T::on_ranks(3, |env| {
+    let case = skewed().on::<T>().capacity(7);
+    T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let least = rig.group.dispatcher().least_rows();
         assert_eq!(least, 8);
@@ -89,8 +89,8 @@ pub fn rounds_without_room_for_a_token_are_refused<T: TestBackend>() {
 
 /// A loop on the device has to be recorded: run directly it is refused.
 pub fn rounds_outside_a_recording_are_refused<T: TestBackend>() {
-    let case = skewed();
-    T::on_ranks(3, |env| {
+    let case = skewed().on::<T>();
+    T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         rig.write(0);
         let error = rig.launch(in_rounds()).expect_err("not recorded");

@@ -16,8 +16,8 @@ fn skewed() -> Case {
 /// Steps behind an over-budget one move nothing on any rank until they are resumed, however many are
 /// in flight; then the over-budget step is replayed, and those behind it follow.
 pub fn steps_behind_an_over_budget_one_drain<T: TestBackend>() {
-    let case = Case { bad_ids: true, ..skewed() };
-    let results = T::on_ranks(3, |env| {
+    let case = Case { bad_ids: true, ..skewed() }.on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let (stream, rows) = (rig.group.stream(), rig.group.rows());
         let options = StepOptions::new().hold_on_overflow(true);
@@ -48,8 +48,8 @@ pub fn steps_behind_an_over_budget_one_drain<T: TestBackend>() {
 
 /// Clean steps in flight do not hold each other back.
 pub fn clean_steps_run_ahead<T: TestBackend>() {
-    let case = Case::new(3);
-    T::on_ranks(3, |env| {
+    let case = Case::new(3).on::<T>();
+    T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let options = StepOptions::new().hold_on_overflow(true);
         let graph = rig.record(options).expect("it can be recorded");
@@ -65,13 +65,13 @@ pub fn clean_steps_run_ahead<T: TestBackend>() {
 
 /// Without being asked to hold, steps behind an over-budget one run.
 pub fn nothing_is_held_back_unasked<T: TestBackend>() {
-    let case = skewed();
-    let runs = T::on_ranks(3, |env| {
+    let case = skewed().on::<T>();
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let graph = rig.record(StepOptions::new()).expect("it can be recorded");
         (0..3).map(|step| rig.replay(&graph, step)).collect::<Vec<_>>()
     });
     for (step, runs) in by_step(&runs).iter().enumerate() {
-        StepOracle::new(&case, step, Some(&[8; 3])).check(&format!("step {step}"), runs);
+        StepOracle::new(&case, step, case.capacity.as_deref()).check(&format!("step {step}"), runs);
     }
 }

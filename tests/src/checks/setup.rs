@@ -15,10 +15,10 @@ use crate::rig::Rig;
 /// A setting that differs between ranks fails on all of them, naming the field, both values and who
 /// has them.
 pub fn settings_that_differ_are_named<T: TestBackend>() {
-    let case = Case { experts: 6, ..Case::new(3) };
-    let placed =
-        |placement: [usize; 6]| Case { placement: Some(placement.to_vec()), ..case.clone() };
-    let tokens = |tokens: usize| Case { tokens: vec![tokens; 3], ..case.clone() };
+    let case = Case::new(3).on::<T>();
+    let last = case.world() - 1;
+    let placed = |placement: &[usize]| Case { placement: Some(placement.to_vec()), ..case.clone() };
+    let tokens = |tokens: usize| Case { tokens: vec![tokens; case.world()], ..case.clone() };
     let differ: [(&str, Case, &str, &str); 9] = [
         ("hidden", Case { hidden: 16, ..case.clone() }, "8", "16"),
         ("top_k", Case { top_k: 3, ..case.clone() }, "2", "3"),
@@ -27,9 +27,9 @@ pub fn settings_that_differ_are_named<T: TestBackend>() {
         ("dtype", Case { dtype: DType::Fp16, ..case.clone() }, "bf16", "fp16"),
         (
             "experts",
-            placed([0, 1, 0, 1, 2, 2]),
-            "0.0,0.1,1.0,1.1,2.0,2.1",
-            "0.0,1.0,0.1,1.1,2.0,2.1",
+            placed(&[0, 1, 0, 1, 2, 2][..case.experts]),
+            "0.0,0.1,1.0,1.1",
+            "0.0,1.0,0.1,1.1",
         ),
         ("lanes", Case { lanes: 2, ..case.clone() }, "1", "2"),
         (
@@ -41,13 +41,13 @@ pub fn settings_that_differ_are_named<T: TestBackend>() {
         ("first_epoch", Case { first_epoch: 9, ..case.clone() }, "0", "9"),
     ];
     for (field, other, first, second) in differ {
-        let told = T::on_ranks(3, |env| {
-            let of_rank = if env.rank() == Rank(2) { &other } else { &case };
+        let told = T::on_ranks(case.world(), |env| {
+            let of_rank = if env.rank().index() == last { &other } else { &case };
             let builder = of_rank.builder(env.rank());
             env.build(&builder).expect_err("a setting differs").to_string()
         });
         assert!(told.iter().all(|text| *text == told[0]), "{field}: {told:?}");
-        for part in [field, first, second, "rank 0", "rank 2"] {
+        for part in [field, first, second, "rank 0", &format!("rank {last}")] {
             assert!(told[0].contains(part), "{field}: {part:?} is not in {:?}", told[0]);
         }
     }
@@ -56,29 +56,30 @@ pub fn settings_that_differ_are_named<T: TestBackend>() {
 /// A rank that does not come to set up is named by all others, in time. It stays, so that it has not
 /// left, until they have given up.
 pub fn a_rank_missing_from_set_up_is_named<T: TestBackend>() {
-    let case = Case::new(4);
-    let told = T::on_ranks(4, |env| {
-        if env.rank() == Rank(3) {
+    let case = Case::new(4).on::<T>();
+    let missing = Rank::from_index(case.world() - 1);
+    let told = T::on_ranks(case.world(), |env| {
+        if env.rank() == missing {
             // Whether it leaves before or after their deadline, it is the one to name.
             std::thread::sleep(Duration::from_millis(600));
-            return "rank 3".to_owned();
+            return missing.to_string();
         }
         let deadlines = Deadlines::all(PATIENCE).with(Phase::Setup, Duration::from_millis(300));
         let builder = case.builder(env.rank()).deadlines(deadlines);
         env.build(&builder).expect_err("a rank is missing").to_string()
     });
-    assert!(told.iter().all(|text| text.contains("rank 3")), "{told:?}");
+    assert!(told.iter().all(|text| text.contains(&missing.to_string())), "{told:?}");
 }
 
 /// A device that is too small on one rank fails the set-up on all ranks, in the same words, wherever
 /// memory ends; with enough of it the set-up succeeds.
 pub fn memory_that_runs_out_in_set_up_fails_on_all_ranks<T: TestBackend>() {
-    let case = Case { lanes: 2, hidden: 64, ..Case::new(3) };
+    let case = Case { lanes: 2, hidden: 64, ..Case::new(3) }.on::<T>();
     let mut refused = 0;
     for quarter in 0.. {
         let bytes = quarter * 16 * 1024;
         assert!(bytes < 64 << 20, "no amount of memory suffices");
-        let told = T::on_ranks(3, |env| {
+        let told = T::on_ranks(case.world(), |env| {
             let builder = case.builder(env.rank());
             if env.rank() == Rank(1) {
                 env.memory.set_limit(Some(bytes));
@@ -90,7 +91,7 @@ pub fn memory_that_runs_out_in_set_up_fails_on_all_ranks<T: TestBackend>() {
         }
         refused += 1;
         let texts: Vec<&String> = told.iter().filter_map(|told| told.as_ref().err()).collect();
-        assert_eq!(texts.len(), 3, "{bytes} bytes: {told:?}");
+        assert_eq!(texts.len(), case.world(), "{bytes} bytes: {told:?}");
         assert!(texts.iter().all(|text| *text == texts[0]), "{bytes} bytes: {texts:?}");
         let text = texts[0];
         assert!(text.contains("rank 1") && text.contains("out of memory"), "{bytes} bytes: {text}");
@@ -106,9 +107,10 @@ pub fn the_memory_report_is_what_is_charged<T: TestBackend>() {
         Case { lanes: 3, layers: 1, experts: 7, hidden: 200, ..Case::new(3) },
         Case { dtype: DType::Fp32, ..Case::new(3) }.capacity(52),
     ] {
-        T::on_ranks(3, |env| {
+        let case = case.on::<T>();
+        T::on_ranks(case.world(), |env| {
             let (rank, builder) = (env.rank(), T::settings(&case.builder(env.rank())));
-            let report = builder.memory_report(rank, 3).expect("settings in range");
+            let report = builder.memory_report(rank, case.world()).expect("settings in range");
             let group = env.build(&builder).expect("there is no limit");
             let account = group.context().account();
             assert_eq!(account.used(), report.budget_bytes(), "{rank}: {report}");
@@ -153,8 +155,8 @@ pub fn a_memory_limit_is_held_to_the_report<T: TestBackend>() {
 
 /// A limit that one rank alone has refuses there, and lets nobody wait for that rank.
 pub fn a_memory_limit_of_one_rank_stops_all<T: TestBackend>() {
-    let case = Case::new(3);
-    let told = T::on_ranks(3, |env| {
+    let case = Case::new(3).on::<T>();
+    let told = T::on_ranks(case.world(), |env| {
         let mut builder = case.builder(env.rank());
         if env.rank() == Rank(1) {
             builder = builder.memory_limit(Some(1));
@@ -168,8 +170,8 @@ pub fn a_memory_limit_of_one_rank_stops_all<T: TestBackend>() {
 /// A clean step makes no blocking call to the device and allocates no memory of it, also when it is
 /// replayed many times.
 pub fn clean_steps_neither_block_nor_allocate<T: TestBackend>() {
-    let case = Case { layers: 2, ..Case::new(3) };
-    T::on_ranks(3, |env| {
+    let case = Case { layers: 2, ..Case::new(3) }.on::<T>();
+    T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
         rig.step(&mut runner, 0).expect("it fits");

@@ -11,6 +11,7 @@ use crate::rig::Rig;
 
 /// Three steps of `case`, eager and replayed, are what the oracle says.
 fn conforms<T: TestBackend>(what: &str, case: &Case) {
+    let case = &case.clone().on::<T>();
     let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, case);
         let graph = rig.record(StepOptions::new()).expect("it can be recorded");
@@ -27,8 +28,8 @@ fn conforms<T: TestBackend>(what: &str, case: &Case) {
 /// Groups of 1 to 16 ranks, as far as the backend has them.
 pub fn one_to_sixteen_ranks<T: TestBackend>() {
     for world in [1, 2, 3, 5, 8, 16] {
-        if world > T::MOST_RANKS {
-            let most = T::MOST_RANKS;
+        let most = T::most_ranks();
+        if world > most {
             say_skipped(&format!("{world} ranks"), &format!("groups have at most {most}"));
             continue;
         }
@@ -117,13 +118,14 @@ pub fn device_counts_below_the_most<T: TestBackend>() {
         layers: 2,
         skew: Skew::Rotating,
         ..Case::new(3)
-    };
-    let runs = T::on_ranks(3, |env| {
+    }
+    .on::<T>();
+    let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let graph = rig.record(StepOptions::new()).expect("it can be recorded");
         (0..6).map(|step| rig.replay(&graph, step)).collect::<Vec<_>>()
     });
-    let rows = vec![case.worst_case(); 3];
+    let rows = vec![case.worst_case(); case.world()];
     for (step, runs) in by_step(&runs).iter().enumerate() {
         StepOracle::new(&case, step, Some(&rows)).check(&format!("step {step}"), runs);
     }
@@ -131,8 +133,8 @@ pub fn device_counts_below_the_most<T: TestBackend>() {
 
 /// A device word above the most is a fault of that rank, which every rank is told.
 pub fn more_tokens_than_the_most_are_a_fault<T: TestBackend>() {
-    let case = Case { device_count: true, ..Case::new(3) };
-    let faults = T::on_ranks(3, |env| {
+    let case = Case { device_count: true, ..Case::new(3) }.on::<T>();
+    let faults = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         rig.write(0);
         if rig.rank() == 1 {
@@ -151,7 +153,7 @@ pub fn more_tokens_than_the_most_are_a_fault<T: TestBackend>() {
             other => panic!("{other:?}"),
         }
     });
-    assert_eq!(faults, [(1, true, true); 3]);
+    assert_eq!(faults, vec![(1, true, true); case.world()]);
 }
 
 /// Arguments that are too large, too short or misplaced are refused when they are given, by an error

@@ -16,6 +16,7 @@ use crate::oracle::{LayerOracle, StepOracle};
 use crate::outcome::{Ended, Ran, by_step};
 use crate::rig::Rig;
 
+/// Where all go first, where they go then, and where those go that are lost.
 const WORLD: usize = 3;
 
 /// Layer 0 sends everything to expert 2 on rank 1, layer 1 what comes out of it to experts 0 and 1 on
@@ -207,8 +208,9 @@ pub fn an_overflow_among_layers_in_flight_is_recovered<T: TestBackend>() {
                 routing: RoutingDependence::Dependent,
                 ..Case::new(WORLD)
             }
+            .on::<T>()
             .capacity(rows);
-            let runs = T::on_ranks(WORLD, |env| {
+            let runs = T::on_ranks(case.world(), |env| {
                 let rig = Rig::<T>::new(env, &case);
                 let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
                 let steps = 0..4;
