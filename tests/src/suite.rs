@@ -119,6 +119,10 @@ macro_rules! conformance_suite {
                 a_lane_of_another_dispatcher_is_refused,
                 a_step_that_ends_in_a_dispatch_has_one_verdict,
                 a_lane_serves_steps_with_and_without_combine;
+            streams:
+                two_lanes_on_two_streams,
+                a_dispatch_beside_the_experts_of_another_lane,
+                a_budget_of_a_call_is_kept;
             halves:
                 halves_equal_the_oracle,
                 every_rank_splits_as_it_likes,

@@ -243,7 +243,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Restage>(
                 &inner.kernels.restage,
-                launch::stage(&inner.geometry, inner.blocks),
+                launch::stage(&inner.geometry, self.blocks()),
                 &params,
                 &[rows],
                 &self.keep(handle),
@@ -303,7 +303,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Regather>(
                 &inner.kernels.regather,
-                launch::items(&inner.geometry, inner.geometry.sum_bytes, inner.blocks),
+                launch::items(&inner.geometry, inner.geometry.sum_bytes, self.blocks()),
                 &params,
                 &uses,
                 &self.keep(handle),
@@ -342,7 +342,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::PushWeightGrads>(
                 &inner.kernels.push_weight_grads,
-                launch::items(&inner.geometry, 0, inner.blocks),
+                launch::items(&inner.geometry, 0, self.blocks()),
                 &params,
                 &[grads],
                 &self.keep(handle),

@@ -142,7 +142,7 @@ impl<B: Backend> Lane<B> {
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let most_shared = inner.shared_bytes_per_block;
-        let shape = launch::push_combine(&inner.geometry, tokens, inner.push_blocks, most_shared)
+        let shape = launch::push_combine(&inner.geometry, tokens, self.push_blocks(), most_shared)
             .of_combine(halves);
         let params = PushCombineParams {
             geometry: inner.geometry,
@@ -196,7 +196,7 @@ impl<B: Backend> Lane<B> {
             weighted: u32::from(parts.weighted),
         };
         let shape = match parts.push {
-            true => launch::items(&inner.geometry, inner.geometry.sum_bytes, inner.blocks),
+            true => launch::items(&inner.geometry, inner.geometry.sum_bytes, self.blocks()),
             false => launch::peers(&inner.geometry),
         };
         // SAFETY: 1. addresses lie in `expert_rows`, the lane, the handle or the dispatcher, which
@@ -260,7 +260,7 @@ impl<B: Backend> Lane<B> {
                 launch::rows(
                     inner.geometry.max_tokens.into(),
                     inner.geometry.sum_bytes,
-                    inner.blocks,
+                    self.blocks(),
                 ),
                 &params,
                 &uses,

@@ -251,7 +251,7 @@ impl<B: Backend> Lane<B> {
         let (most, word) = args.most_tokens();
         let (expert_counts, rank_counts) = self.scratch();
         let capacity = args.handle.rows().capacity_word();
-        let shape = launch::push_dispatch(&inner.geometry, most as u32, inner.push_blocks)
+        let shape = launch::push_dispatch(&inner.geometry, most as u32, self.push_blocks())
             .of_dispatch(halves);
         let params = PushDispatchParams {
             geometry: inner.geometry,
@@ -347,7 +347,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Route>(
                 &inner.kernels.route,
-                launch::route(&inner.geometry, inner.blocks),
+                launch::route(&inner.geometry, self.blocks()),
                 &params,
                 &uses,
                 &self.keep(args.handle),
@@ -483,7 +483,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Gather>(
                 &inner.kernels.gather,
-                launch::items(&inner.geometry, inner.geometry.row_bytes, inner.blocks),
+                launch::items(&inner.geometry, inner.geometry.row_bytes, self.blocks()),
                 &params,
                 &uses,
                 &self.keep(args.handle),

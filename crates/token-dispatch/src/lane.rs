@@ -10,7 +10,7 @@ use ep_context::{
 use smallvec::SmallVec;
 
 use crate::RoutingDependence;
-use crate::config::DispatchConfig;
+use crate::config::{DispatchConfig, LEAST_SMS};
 use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
 use crate::geometry::Geometry;
@@ -23,6 +23,8 @@ pub struct Lane<B: Backend> {
     dispatcher: TokenDispatcher<B>,
     memory: Arc<LaneMemory<B>>,
     index: usize,
+    /// The most blocks of an operation, where that is fewer than the dispatcher has.
+    most_blocks: u32,
 }
 
 pub(crate) struct LaneMemory<B: Backend> {
@@ -93,12 +95,49 @@ impl<B: Backend> Lane<B> {
         memory: Arc<LaneMemory<B>>,
         index: usize,
     ) -> Self {
-        Self { dispatcher, memory, index }
+        Self { dispatcher, memory, index, most_blocks: u32::MAX }
     }
 
     /// The lane's place among those of its dispatcher.
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    /// The same lane for calls that are to use at most so many multiprocessors at a time, so that the rest is
+    /// left to what runs beside them: the experts of another lane, or that lane itself. It can only be
+    /// fewer than the lane has without: see [`Lane::sms`]. May differ between ranks, between the calls of a
+    /// pair, and between lanes; what comes out does not depend on it. The host backend does not look at it.
+    ///
+    /// # Errors
+    ///
+    /// [`DispatchError::Config`] for fewer than [`LEAST_SMS`].
+    pub fn with_sm_budget(&self, multiprocessors: u32) -> Result<Self, DispatchError> {
+        if multiprocessors < LEAST_SMS {
+            return Err(DispatchError::Config {
+                field: "multiprocessors of a call",
+                value: multiprocessors.to_string(),
+                limit: format!("at least {LEAST_SMS}"),
+            });
+        }
+        Ok(Self { most_blocks: multiprocessors, ..self.clone() })
+    }
+
+    /// The most multiprocessors that an operation of a step in which the host waits for nothing uses at a
+    /// time: where [rows are pushed](TokenDispatcher::pushes) the lane's part of those of the dispatcher,
+    /// since all lanes may be in flight at once, and where they are pulled all of these; or fewer, by
+    /// [`Lane::with_sm_budget`].
+    pub fn sms(&self) -> u32 {
+        if self.dispatcher.pushes() { self.push_blocks() } else { self.blocks() }
+    }
+
+    /// The most blocks of an operation that does not wait with all of them.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.dispatcher.inner.blocks.min(self.most_blocks)
+    }
+
+    /// The most blocks of one that does.
+    pub(crate) fn push_blocks(&self) -> u32 {
+        self.dispatcher.inner.push_blocks.min(self.most_blocks)
     }
 
     /// The lane's staging area, `[max_tokens]` rows as they are received. Tokens that are written here,
@@ -162,7 +201,12 @@ impl<B: Backend> Lane<B> {
 
 impl<B: Backend> Clone for Lane<B> {
     fn clone(&self) -> Self {
-        Self { dispatcher: self.dispatcher.clone(), memory: self.memory.clone(), index: self.index }
+        Self {
+            dispatcher: self.dispatcher.clone(),
+            memory: self.memory.clone(),
+            index: self.index,
+            most_blocks: self.most_blocks,
+        }
     }
 }
 

@@ -21,4 +21,5 @@ pub mod run_ahead;
 pub mod setup;
 pub mod shapes;
 pub mod stalls;
+pub mod streams;
 pub mod trust;

@@ -1,0 +1,171 @@
+//! Lanes in flight on two streams of one step, forked and joined by events, each with a budget of
+//! multiprocessors for each call.
+
+use graph_ep::{
+    Backend, BodyError, Combine, DispatchError, Lane, Queue, Step, StepGraph, StepMode, StepOptions,
+};
+
+use crate::backend::TestBackend;
+use crate::case::{Case, Skew};
+use crate::engine::Graphs;
+use crate::oracle::StepOracle;
+use crate::outcome::{RankRun, by_step};
+use crate::rig::Rig;
+
+type Stream<T> = <<T as TestBackend>::Backend as Backend>::Stream;
+
+/// What a step queues on its own stream and on a second one.
+type Body<T> = fn(&Rig<T>, &mut Step<'static, <T as TestBackend>::Backend>, &Stream<T>) -> Queued;
+
+type Queued = Result<(), BodyError>;
+
+/// Calls with budgets that differ between ranks, layers and the calls of a pair.
+struct Budgeted<'r, T: TestBackend> {
+    rig: &'r Rig<T>,
+    layer: usize,
+}
+
+impl<T: TestBackend> Budgeted<'_, T> {
+    fn lane(&self, call: usize) -> Result<Lane<T::Backend>, BodyError> {
+        let multiprocessors = [4, 24, 9][(self.rig.rank() + self.layer + call) % 3];
+        Ok(self.rig.program().lane(self.layer)?.with_sm_budget(multiprocessors)?)
+    }
+
+    fn dispatch(&self, step: &mut Step<'static, T::Backend>) -> Queued {
+        Ok(self.lane(0)?.dispatch(step, &self.rig.program().arguments(self.layer)?)?)
+    }
+
+    fn experts(&self, step: &mut Step<'static, T::Backend>) -> Queued {
+        self.rig.program().experts(step, self.layer)
+    }
+
+    fn combine(&self, step: &mut Step<'static, T::Backend>) -> Queued {
+        let memory = self.rig.layer(self.layer);
+        let arguments = Combine {
+            handle: &memory.handle,
+            expert_rows: memory.results.slice(),
+            output: memory.output.slice(),
+        };
+        Ok(self.lane(1)?.combine(step, &arguments)?)
+    }
+}
+
+/// Runs steps of `case` whose body is `body`: recorded, in an engine's capture, directly and eagerly, each
+/// on two streams, and holds them to the oracle.
+fn conforms<T: TestBackend>(what: &str, case: &Case, body: Body<T>) {
+    let runs = T::on_ranks(case.world(), |env| {
+        let rig = std::sync::Arc::new(Rig::<T>::new(env, case));
+        let context = rig.group.context();
+        let second = context.stream("second").expect("a stream is left");
+        let queued = {
+            let (rig, second) = (rig.clone(), second.clone());
+            move |step: &mut Step<'static, T::Backend>| body(&rig, step, &second)
+        };
+        let (dispatcher, stream) = (rig.group.dispatcher(), rig.group.stream());
+        let graph = StepGraph::record(dispatcher, stream, StepOptions::new(), queued.clone());
+        let graph = graph.expect("it can be recorded");
+        let mut graphs = Graphs::of(&rig);
+        let embedded =
+            graphs.capture(|stream| rig.group.embed(stream, StepOptions::new(), queued.clone()));
+        let embedded = embedded.unwrap_or_else(|(error, _)| panic!("{error:?}"));
+        rig.meet("the second stream and the graphs are there");
+        let direct = |number: usize, mode| {
+            rig.write(number);
+            let queue = Queue::direct(context.backend(), stream);
+            let options = StepOptions::new().mode(mode);
+            let mut step = Step::begin(dispatcher, queue, options).expect("it is queued");
+            queued(&mut step).expect("it is queued");
+            let run = step.finish().expect("it is queued").number.expect("it runs");
+            rig.seen(number, run)
+        };
+        let mut runs: Vec<RankRun> = (0..2).map(|step| rig.replay(&graph, step)).collect();
+        for step in 2..4 {
+            rig.write(step);
+            let launched = embedded.replay(|| {
+                graphs.launch();
+                Ok::<(), BodyError>(())
+            });
+            runs.push(rig.seen(step, launched.expect("current")));
+        }
+        runs.push(direct(4, StepMode::Static));
+        runs.push(direct(5, StepMode::Eager { max_rows: u32::MAX }));
+        runs
+    });
+    for (step, runs) in by_step(&runs).iter().enumerate() {
+        let capacity = (step < 5).then_some(case.capacity.as_deref()).flatten();
+        StepOracle::new(case, step, capacity).check(&format!("{what}, step {step}"), runs);
+    }
+}
+
+/// So many layers that take two lanes in turn.
+fn case<T: TestBackend>(layers: usize) -> Case {
+    Case { lanes: 2, layers, skew: Skew::Rotating, ..Case::new(3) }.on::<T>()
+}
+
+/// A whole layer on the second stream beside a whole one on the step's own, with room and without.
+pub fn two_lanes_on_two_streams<T: TestBackend>() {
+    let body: Body<T> = |rig, step, second| {
+        let [own, beside] = [0, 1].map(|layer| Budgeted { rig, layer });
+        own.dispatch(step)?;
+        step.branch(second, |step| -> Queued {
+            beside.dispatch(step)?;
+            beside.experts(step)
+        })?;
+        own.experts(step)?;
+        own.combine(step)?;
+        step.branch(second, |step| beside.combine(step))?;
+        Ok(step.join(second)?)
+    };
+    for rows in [128, 8] {
+        conforms::<T>(&format!("{rows} rows"), &case::<T>(2).capacity(rows), body);
+    }
+}
+
+/// Micro-batches in a pipeline: the rows of the next are dispatched on the second stream beside the
+/// experts of this one.
+pub fn a_dispatch_beside_the_experts_of_another_lane<T: TestBackend>() {
+    let body: Body<T> = |rig, step, second| {
+        let layers = [0, 1, 2, 3].map(|layer| Budgeted { rig, layer });
+        layers[0].dispatch(step)?;
+        for (at, layer) in layers.iter().enumerate() {
+            if let Some(next) = layers.get(at + 1) {
+                step.branch(second, |step| next.dispatch(step))?;
+                layer.experts(step)?;
+                step.join(second)?;
+            } else {
+                layer.experts(step)?;
+            }
+            layer.combine(step)?;
+        }
+        Ok(())
+    };
+    for rows in [128, 8] {
+        conforms::<T>(&format!("{rows} rows"), &case::<T>(4).capacity(rows), body);
+    }
+}
+
+/// A call uses no more multiprocessors than it is told to, and no more than its lane has; fewer than an
+/// operation needs are refused.
+pub fn a_budget_of_a_call_is_kept<T: TestBackend>() {
+    let case = case::<T>(2);
+    T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let lane = rig.program().lane(0).expect("it has two");
+        let all = lane.sms();
+        for (asked, has) in [(4, all.min(4)), (24, all.min(24)), (u32::MAX, all)] {
+            let budgeted = lane.with_sm_budget(asked).expect("enough");
+            assert_eq!((budgeted.sms(), budgeted.clone().sms()), (has, has));
+            assert_eq!(
+                budgeted.with_sm_budget(u32::MAX).expect("enough").sms(),
+                all,
+                "not kept on"
+            );
+        }
+        match lane.with_sm_budget(3) {
+            Err(DispatchError::Config { field, value, .. }) => {
+                assert_eq!((field, value.as_str()), ("multiprocessors of a call", "3"));
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+}
