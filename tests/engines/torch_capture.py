@@ -364,9 +364,10 @@ def main():
     world = min(2, torch.cuda.device_count())
     print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {world} ranks on as many GPUs")
     failed = 0
-    for check, capacity in (
+    checks = [
         (clean, fit(world)), (rounds, 32), (overflow, 48), (stale, fit(world)), (kept, fit(world)),
-    ):
+    ]
+    for check, capacity in checks:
         start = time.monotonic()
         failures = on_ranks(library, world, check, capacity)
         verdict = "FAILED" if failures else "passed"
@@ -375,6 +376,8 @@ def main():
         for failure in failures:
             print(failure, flush=True)
         failed += bool(failures)
+    verdict = "FAILED" if failed else "ok"
+    print(f"test result: {verdict}. {len(checks) - failed} passed; {failed} failed; 0 ignored")
     return 1 if failed else 0
 
 

@@ -225,3 +225,29 @@ macro_rules! conformance_suite {
         }
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use crate::HostPairs;
+
+    /// The themes that `.ci/prove-on-gpu` has in a table of parts.
+    fn themes_of_parts() -> Vec<&'static str> {
+        let script = include_str!("../../.ci/prove-on-gpu");
+        let (_, table) = script.split_once("\nPROCESSES = {").expect("the table of parts");
+        let (table, _) = table.split_once("\n}").expect("its end");
+        let lists = table.split('[').skip(1).filter_map(|rest| rest.split_once(']'));
+        lists.flat_map(|(list, _)| list.split('"').skip(1).step_by(2)).collect()
+    }
+
+    #[test]
+    fn every_theme_is_in_one_part_of_the_proof() {
+        let checks = crate::conformance_suite!(list HostPairs);
+        let themes: BTreeSet<&str> =
+            checks.iter().filter_map(|check| Some(check.name.split_once("::")?.0)).collect();
+        let parts = themes_of_parts();
+        assert_eq!(parts.iter().copied().collect::<BTreeSet<_>>(), themes);
+        assert_eq!(parts.len(), themes.len(), "no theme is in two parts: {parts:?}");
+    }
+}
