@@ -107,6 +107,7 @@ macro_rules! conformance_suite {
                 resizes_that_differ_are_named;
             rounds:
                 rounds_equal_the_oracle,
+                rounds_on_one_to_eight_ranks,
                 rounds_without_room_for_a_token_are_refused,
                 rounds_outside_a_recording_are_refused;
             lanes:

@@ -2,6 +2,7 @@
 
 use graph_ep::{CaptureError, DispatchError, StepMode, StepOptions};
 
+use super::everywhere::least_rows;
 use crate::backend::{TestBackend, say_skipped};
 use crate::case::{Case, Skew};
 use crate::inputs::Inputs;
@@ -60,6 +61,36 @@ pub fn rounds_equal_the_oracle<T: TestBackend>() {
                 assert_eq!((run.record.delivered, run.record.dropped), (pairs, 0), "{at}");
                 assert_eq!(run.record.required, oracle.required(), "{at}");
                 assert_eq!(run.record.windows, trips(&case, step, rank), "{at}: trips");
+            }
+        }
+    }
+}
+
+/// Groups of 1 to 8 ranks, as far as they can run in rounds at once, with room for one token.
+pub fn rounds_on_one_to_eight_ranks<T: TestBackend>() {
+    for world in [1, 2, 4, 8] {
+        let most = T::most_ranks();
+        let what = format!("rounds on {world} ranks");
+        if world > most {
+            say_skipped(&what, &format!("groups have at most {most}"));
+            continue;
+        }
+        if !possible::<T>(&what, world) {
+            continue;
+        }
+        let case = Case { skew: Skew::Rotating, layers: 4, ..Case::new(world) };
+        let case = case.clone().capacity(least_rows(&case));
+        let runs = T::on_ranks(world, |env| {
+            let rig = Rig::<T>::new(env, &case);
+            let graph = rig.record(in_rounds()).expect("it can be recorded");
+            rig.meet("all have recorded");
+            (0..3).map(|step| rig.replay(&graph, step)).collect::<Vec<_>>()
+        });
+        for (step, runs) in by_step(&runs).iter().enumerate() {
+            let at = format!("{what}, step {step}");
+            StepOracle::new(&case, step, None).check_outputs(&at, runs);
+            for (rank, run) in runs.iter().enumerate() {
+                assert_eq!(run.record.windows, trips(&case, step, rank), "{at}, rank {rank}");
             }
         }
     }
