@@ -19,8 +19,8 @@ use crate::processes::{Ending, Leaves, on_processes, run_leaving};
 /// them, so that whatever waits for a peer waits for its turn.
 const SHARING: &str = "GRAPH_EP_TEST_RANKS_A_GPU";
 
-/// The CUDA backend, its ranks as processes: as many as there are GPUs, or a multiple of that where they
-/// [share](SHARING) them. A check that needs more is [skipped](harness::skip) where it needs them.
+/// The CUDA backend, its ranks as processes: as many as there are GPUs, or a multiple of that where they share
+/// them (`GRAPH_EP_TEST_RANKS_A_GPU`). A check that needs more is [skipped](harness::skip) where it needs them.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaProcesses;
 
