@@ -4,6 +4,7 @@
 
 #include "push.cuh"
 #include "rows.cuh"
+#include "turns.cuh"
 
 namespace combine {
 
@@ -69,6 +70,9 @@ struct Unit {
     }
 };
 
+// The items of other ranks.
+__shared__ turns::Turns turns;
+
 // Partial sums for other ranks, an item of each in turn, into the landing slots of the items' owners.
 // Nobody is waited for.
 class Partials {
@@ -76,43 +80,41 @@ class Partials {
     // What lands is a partial sum as it was rounded.
     static constexpr bool ADDS_RANKS = false;
 
-    __device__ __forceinline__ explicit Partials(const Context &c)
-        : c_(c), others_(max(c.g().world - 1, 1u)) {
-        const u32 *items = at<const u32>(c.p.handle.source_items);
-        u32 most = 0;
-        for (u32 n = 0; n + 1 < c.g().world; ++n) {
-            const u32 source = nth_peer(c.g(), n);
-            const u32 first = min(items[source], c.end);
-            most = max(most, min(items[source + 1], c.end) - first);
+    // Before the first of them; every thread of the block calls it.
+    static __device__ __forceinline__ void prepare(const Context &c) {
+        if (threadIdx.x < WARP) {
+            const u32 *items = at<const u32>(c.p.handle.source_items);
+            turns.lay_out(c.g(), [&](u32 source) {
+                return source == c.g().rank ? 0 : min(items[source + 1], c.end) - min(items[source], c.end);
+            });
         }
-        units_ = most * others_ * c.g().sum_pieces;
-        shares_ = units_ > c.p.senders * (blockDim.x / WARP);
-        unit_ = shares_ ? 0 : threadIdx.x / WARP * c.p.senders + blockIdx.x;
+        push::board.clear();
     }
 
+    __device__ __forceinline__ explicit Partials(const Context &c)
+        : c_(c), units_(turns.items(c.g()) * c.g().sum_pieces),
+          shares_(units_ > c.p.senders * (blockDim.x / WARP)),
+          unit_(shares_ ? 0 : threadIdx.x / WARP * c.p.senders + blockIdx.x) {}
+
     __device__ __forceinline__ Unit next() {
-        const u32 *items = at<const u32>(c_.p.handle.source_items);
-        const u32 pieces = c_.g().sum_pieces;
         Unit unit{};
-        while (unit_ < units_) {
-            const u32 number = shares_ ? take_next(&c_.lane()->pushed) : unit_;
-            if (!shares_ || number >= units_) {
-                unit_ = units_;
-            }
-            if (number >= units_) {
-                break;
-            }
-            const u32 source = nth_peer(c_.g(), number / pieces % others_);
-            const u32 arrival = items[source] + number / pieces / others_;
-            if (arrival < min(items[source + 1], c_.end)) {
-                const WindowItem item = at<const WindowItem>(c_.p.handle.items)[arrival];
-                unit.take_piece(c_, number % pieces);
-                unit.take_rows(c_, item);
-                unit.slot = item.slot;
-                unit.rank = source;
-                unit.out = rows::row_of(c_.landing(source), item.slot, c_.quads());
-                break;
-            }
+        if (unit_ >= units_) {
+            return unit;
+        }
+        const u32 number = shares_ ? take_next(&c_.lane()->pushed) : unit_;
+        if (!shares_ || number >= units_) {
+            unit_ = units_;
+        }
+        if (number < units_) {
+            const u32 pieces = c_.g().sum_pieces;
+            const turns::Turn turn = turns.turn(c_.g(), number / pieces);
+            const u32 arrival = at<const u32>(c_.p.handle.source_items)[turn.rank] + turn.position;
+            const WindowItem item = at<const WindowItem>(c_.p.handle.items)[arrival];
+            unit.take_piece(c_, number % pieces);
+            unit.take_rows(c_, item);
+            unit.slot = item.slot;
+            unit.rank = turn.rank;
+            unit.out = rows::row_of(c_.landing(turn.rank), item.slot, c_.quads());
         }
         return unit;
     }
@@ -145,7 +147,6 @@ class Partials {
     using Raiser = push::Raiser<Raise>;
 
     const Context &c_;
-    u32 others_;
     u32 units_;
     bool shares_;
     // Where they are shared, only whether there are any left.

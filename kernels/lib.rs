@@ -51,6 +51,8 @@ pub const PUSH_RECEIVE: Text = ("push_receive.cuh", include_str!("push_receive.c
 pub const PUSH: Text = ("push.cuh", include_str!("push.cuh"));
 /// Flags that the warps of a block raise together.
 pub const RAISE: Text = ("raise.cuh", include_str!("raise.cuh"));
+/// The items of several ranks, in turn.
+pub const TURNS: Text = ("turns.cuh", include_str!("turns.cuh"));
 /// Entries of pushed lists that carry their turn.
 pub const STAMPED: Text = ("stamped.cuh", include_str!("stamped.cuh"));
 /// The items of a window.
@@ -86,6 +88,7 @@ pub const HEADERS: &[Text] = &[
     WINDOW,
     PUSH,
     RAISE,
+    TURNS,
     PUSH_CONTEXT,
     PUSH_LISTS,
     PUSH_SEND,

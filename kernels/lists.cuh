@@ -323,23 +323,33 @@ struct Kept {
     Choices choices[ROUNDS];
 };
 
-// Counts the choices of a stretch, and returns this lane's share of those that are none. What is kept is read
-// before any of it is looked at.
-template <typename Params>
-__device__ __forceinline__ BadIds count_all(const Params &p, const Stretch &stretch,
-                                          const Counts &counts, Kept &kept) {
-    BadIds bad;
+// What is said of those tokens, read ahead of everything else.
+struct Ahead {
     Given given[Kept::ROUNDS];
+};
+
+template <typename Params>
+__device__ __forceinline__ Ahead read_ahead(const Params &p, const Stretch &stretch) {
+    Ahead ahead;
     const u32 token = stretch.begin + lane() / GROUP;
 #pragma unroll
     for (u32 round = 0; round < Kept::ROUNDS; ++round) {
         const u32 here = token + round * ABREAST;
-        given[round] = read(p, here, here < stretch.end);
+        ahead.given[round] = read(p, here, here < stretch.end);
     }
+    return ahead;
+}
+
+// Counts the choices of a stretch, and returns this lane's share of those that are none.
+template <typename Params>
+__device__ __forceinline__ BadIds count_all(const Params &p, const Stretch &stretch,
+                                          const Counts &counts, const Ahead &ahead, Kept &kept) {
+    BadIds bad;
+    const u32 token = stretch.begin + lane() / GROUP;
 #pragma unroll
     for (u32 round = 0; round < Kept::ROUNDS; ++round) {
         if (stretch.begin + round * ABREAST < stretch.end) {
-            kept.choices[round] = look(p, given[round], bad);
+            kept.choices[round] = look(p, ahead.given[round], bad);
             count(p.geometry, kept.choices[round], counts);
         }
     }

@@ -56,10 +56,26 @@ __device__ __forceinline__ bool await(const wait::Waiter &waiter, wait::Phase ph
     return !failed;
 }
 
-// Addresses of rows to store to: one in each of the lanes in `lanes`.
+// Where to store a row: to an address in each of the lanes in `lanes`.
 struct Targets {
     u64 row;
     u32 lanes;
+
+    __device__ __forceinline__ Quad *of(u32 lane) const {
+        return at<Quad>(__shfl_sync(WHOLE, row, lane));
+    }
+};
+
+// The same for rows of one table.
+struct RowTargets {
+    u64 table;
+    u32 row_bytes;
+    u32 row;
+    u32 lanes;
+
+    __device__ __forceinline__ Quad *of(u32 lane) const {
+        return at<Quad>(table + u64(__shfl_sync(WHOLE, row, lane)) * row_bytes);
+    }
 };
 
 // As much of a row as a warp has in flight: DEPTH quads in each lane.
@@ -77,10 +93,10 @@ class Tile {
         }
     }
 
-    template <bool STREAMING = false>
-    __device__ __forceinline__ void store(const Targets &to) const {
+    template <bool STREAMING, typename To>
+    __device__ __forceinline__ void store(const To &to) const {
         for (u32 left = to.lanes; left != 0; left &= left - 1) {
-            Quad *row = at<Quad>(__shfl_sync(WHOLE, to.row, __ffs(left) - 1));
+            Quad *row = to.of(__ffs(left) - 1);
 #pragma unroll
             for (u32 i = 0; i < DEPTH; ++i) {
                 if (first_ + i * WARP < end_) {
@@ -106,7 +122,7 @@ template <u32 DEPTH, bool STREAMING = false, typename Find>
 __device__ __forceinline__ bool move(u64 from, const Piece &piece, Find find) {
     const Quad *row = at<const Quad>(from);
     const Tile<DEPTH> tile(row, piece.begin, piece);
-    const Targets to = find();
+    const auto to = find();
     if (to.lanes == 0) {
         return false;
     }

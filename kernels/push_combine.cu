@@ -318,7 +318,7 @@ struct Combine {
                 announce();
             }
             if (blockIdx.x < c.p.senders) {
-                push::board.clear();
+                combine::Partials::prepare(c);
                 if (small()) {
                     push_small();
                 } else {

@@ -3,6 +3,7 @@
 
 #include "lists.cuh"
 #include "push.cuh"
+#include "turns.cuh"
 
 namespace dispatch {
 
@@ -54,6 +55,7 @@ struct Shared {
     u32 pairs[MOST_RANKS + 1];
     // Items that the window takes.
     u32 end;
+    turns::Turns turns;
     bool silent;
     bool last;
 };

@@ -77,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(dispatch::THREADS, 1)
     }
     if (last_to_leave(lane) && threadIdx.x == 0) {
         if ((p.halves & HALF_RECEIVE) != 0) {
-            lane->epoch = context.epoch;
-            lane->turn = context.turn;
+            ++lane->epoch;
+            ++lane->turn;
         }
         lane->counted = lane->listed = lane->sent = lane->taken = 0;
     }

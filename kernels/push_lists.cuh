@@ -41,11 +41,12 @@ class Listing {
         const lists::Stretch stretch =
             lists::stretch_of(mine ? c_.tokens : 0, blockIdx.x * counted.warps() + warp,
                               p.listers * counted.warps());
+        const lists::Ahead ahead = lists::read_ahead(p, stretch);
         const lists::Counts counts = counted.of_warp(lists::own_warp(counted));
         lists::Kept kept;
         decide();
         counted.clear();
-        const lists::BadIds bad = lists::count_all(p, stretch, counts, kept);
+        const lists::BadIds bad = lists::count_all(p, stretch, counts, ahead, kept);
         __syncthreads();
         counted.sum([&](u32 column, u32 sum) { totals[column] = sum; });
         if (p.listers > 1 && !add_blocks(counted, totals)) {

@@ -80,6 +80,7 @@ class Placing {
         if (threadIdx.x == 0) {
             places.padding_before(geometry.slots) = padding;
         }
+        take_turns();
         __syncthreads();
         const u32 required = geometry.flat != 0
                                  ? round_up(shared.items[geometry.world], geometry.alignment)
@@ -228,7 +229,19 @@ class Placing {
                              : 0);
         }
         __syncthreads();
+        take_turns();
+        __syncthreads();
         return true;
+    }
+
+    // Of the items that the window takes.
+    __device__ __forceinline__ void take_turns() const {
+        if (threadIdx.x < WARP) {
+            shared.turns.lay_out(c_.g(), [](u32 source) {
+                return min(shared.items[source + 1], shared.end) -
+                       min(shared.items[source], shared.end);
+            });
+        }
     }
 
     const Context &c_;

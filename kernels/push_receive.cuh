@@ -15,14 +15,8 @@ class Receiving {
     // each sends them.
     __device__ __forceinline__ void run() const {
         const Geometry &geometry = c_.g();
-        u32 most = 0;
-        for (u32 source = 0; source < geometry.world; ++source) {
-            const u32 first = min(shared.items[source], shared.end);
-            const u32 items = min(shared.items[source + 1], shared.end) - first;
-            most = max(most, items);
-        }
         const u32 pieces = geometry.row_pieces;
-        const u32 units = most * geometry.world * pieces;
+        const u32 units = shared.turns.items(geometry) * pieces;
         // Blocks that neither list nor send come first, so that each of their warps has a piece of its own.
         const u32 busy = c_.p.listers + 1 + c_.p.senders;
         const u32 idle = gridDim.x - busy;
@@ -32,11 +26,8 @@ class Receiving {
             unit = shared_from + take_next(&c_.lane()->taken);
         }
         while (unit < units) {
-            const u32 source = nth_peer(geometry, unit / pieces % geometry.world);
-            const u32 position = unit / pieces / geometry.world;
-            const u32 end = min(shared.items[source + 1], shared.end);
-            if (shared.items[source] + position < end &&
-                !receive(source, position, unit % pieces)) {
+            const turns::Turn turn = shared.turns.turn(geometry, unit / pieces);
+            if (!receive(turn.rank, turn.position, unit % pieces)) {
                 return;
             }
             unit = units > shared_from ? shared_from + take_next(&c_.lane()->taken) : units;
@@ -107,7 +98,6 @@ class Receiving {
         const u32 arrival = shared.items[source] + position;
         const bool first_piece = number == 0;
         RowRef reference{};
-        push::Targets rows{0, 0};
         Item item;
         Pair pair{};
         if (!await_entries(source, position, item, pair)) {
@@ -119,7 +109,6 @@ class Receiving {
                                 ? arrival
                                 : Places(geometry).first(source, pair.slot) + pair.index;
             reference = RowRef{row, pair.weight, pair.choice, pair.slot};
-            rows.row = c_.p.rows + u64(row) * geometry.row_bytes;
             if (first_piece) {
                 at<RowRef>(c_.p.handle.pairs)[begin + scan::lane()] = reference;
                 if (c_.p.handle.row_weights != 0) {
@@ -128,10 +117,13 @@ class Receiving {
             }
         }
         // In the flat layout all pairs of an item share one row.
-        rows.lanes = geometry.flat != 0 ? 1 : __ballot_sync(WHOLE, scan::lane() < item.pairs);
+        const u32 lanes = geometry.flat != 0 ? 1 : __ballot_sync(WHOLE, scan::lane() < item.pairs);
         if (first_piece && scan::lane() == 0) {
             at<WindowItem>(c_.p.handle.items)[arrival] =
                 WindowItem{source, item.slot, begin, item.pairs};
+        }
+        if (first_piece && geometry.flat != 0 && c_.p.handle.row_weights != 0) {
+            items::annotate_rest(geometry, c_.p.handle, arrival, item.pairs);
         }
         const bool own = source == geometry.rank;
         if (!own) {
@@ -142,25 +134,25 @@ class Receiving {
                 return false;
             }
         }
+        const u32 scale_bytes = geometry.scale_bytes;
+        if (first_piece && scale_bytes != 0) {
+            const u64 scales = own ? c_.p.scales
+                                   : push::rows_in(c_.blocks, geometry, geometry.lane.pushed_scales,
+                                                   geometry.rank, source, scale_bytes);
+            const push::Piece whole{0, u32(scale_bytes / sizeof(Quad))};
+            push::move<1>(scales + u64(item.token) * scale_bytes, whole, [&] {
+                return push::RowTargets{c_.p.received_scales, scale_bytes, reference.row, lanes};
+            });
+        }
         const u32 row_bytes = geometry.row_bytes;
         const u64 from = own ? c_.p.tokens
                              : push::rows_in(c_.blocks, geometry, geometry.lane.pushed_rows,
                                              geometry.rank, source, row_bytes);
         const push::Piece piece =
             push::piece_of(row_bytes / sizeof(Quad), number, geometry.row_pieces);
-        push::move<DEPTH, true>(from + u64(item.token) * row_bytes, piece, [&] { return rows; });
-        const u32 scale_bytes = geometry.scale_bytes;
-        if (first_piece && scale_bytes != 0) {
-            const u64 scales = own ? c_.p.scales
-                                   : push::rows_in(c_.blocks, geometry, geometry.lane.pushed_scales,
-                                                   geometry.rank, source, scale_bytes);
-            rows.row = c_.p.received_scales + u64(reference.row) * scale_bytes;
-            const push::Piece whole{0, u32(scale_bytes / sizeof(Quad))};
-            push::move<1>(scales + u64(item.token) * scale_bytes, whole, [&] { return rows; });
-        }
-        if (first_piece && geometry.flat != 0 && c_.p.handle.row_weights != 0) {
-            items::annotate_rest(geometry, c_.p.handle, arrival, item.pairs);
-        }
+        push::move<DEPTH, true>(from + u64(item.token) * row_bytes, piece, [&] {
+            return push::RowTargets{c_.p.rows, row_bytes, reference.row, lanes};
+        });
         return true;
     }
 

@@ -76,8 +76,9 @@ __device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks
         const lists::Stretch stretch =
             lists::stretch_of(mine ? tokens : 0, warp, tables.warps());
         const lists::Counts counts = tables.of_warp(lists::own_warp(tables));
+        const lists::Ahead ahead = lists::read_ahead(p, stretch);
         tables.clear();
-        const lists::BadIds bad = lists::count_all(p, stretch, counts, kept);
+        const lists::BadIds bad = lists::count_all(p, stretch, counts, ahead, kept);
         StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
         __syncthreads();
         const u32 experts = g.world * g.slots;
@@ -89,7 +90,7 @@ __device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks
     } else {
         const lists::Stretch stretch{0, warp == 0 ? tokens : 0};
         clear_totals(p);
-        const lists::BadIds bad = lists::count_all(p, stretch, all, kept);
+        const lists::BadIds bad = lists::count_all(p, stretch, all, lists::read_ahead(p, stretch), kept);
         StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
         __syncthreads();
         find_bases(g, all.ranks, bases);
