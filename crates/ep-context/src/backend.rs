@@ -55,8 +55,8 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     /// Zeroed private memory of `bytes` bytes, aligned to at least 256 bytes. May synchronise.
     fn allocate(&self, bytes: usize) -> Result<Self::Private, BackendError>;
 
-    /// Reserves addresses for `bytes` bytes and maps nothing. Pages that are mapped later read as
-    /// zero the first time.
+    /// Reserves addresses for `bytes` bytes and maps nothing. What pages hold that are mapped later is
+    /// unspecified until it is written.
     fn reserve(&self, bytes: usize) -> Result<Self::Growable, BackendError>;
 
     /// Zeroed memory that can be exported to peers.
@@ -316,7 +316,8 @@ pub trait GrowableMemory: Debug + Send + Sync + 'static {
     fn mapped(&self) -> usize;
     /// The size of one page, in bytes.
     fn granularity(&self) -> usize;
-    /// Maps pages until at least `bytes` bytes are usable. On an error nothing has changed.
+    /// Maps pages until at least `bytes` bytes are usable. What the new ones hold is unspecified:
+    /// clearing them would take longer than mapping them. On an error nothing has changed.
     fn grow(&self, bytes: usize) -> Result<(), BackendError>;
     /// Unmaps the pages that lie wholly behind `bytes` bytes.
     ///

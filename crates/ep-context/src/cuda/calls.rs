@@ -8,6 +8,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys;
 
+use super::clock::clocked;
 use super::driver::{Class, Driver, DriverError, count, lacks};
 use crate::backend::BackendError;
 
@@ -62,8 +63,10 @@ macro_rules! driver_calls {
                 /// The contract of the driver's call of this name.
                 pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> Result<(), DriverError> {
                     count(Class::$class);
-                    // SAFETY: the caller's promise; the type of the function is right by `fill`.
-                    let code = unsafe { (self.table.$name)($($arg),*) };
+                    let code = clocked(stringify!($name), || {
+                        // SAFETY: the caller's promise; the type of the function is right by `fill`.
+                        unsafe { (self.table.$name)($($arg),*) }
+                    });
                     self.outcome(stringify!($name), code)
                 }
             )*

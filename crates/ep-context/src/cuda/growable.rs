@@ -9,9 +9,14 @@ use super::mapping::{Reservation, granularity, properties, whole_pages};
 use crate::account::{Charge, MemoryAccount};
 use crate::backend::{BackendError, GrowableMemory};
 
-/// The largest piece that is mapped at once: pieces are unmapped whole, so this is how finely memory
-/// can be given back, against the number of calls that mapping a large buffer takes.
+/// The largest piece of what is mapped first. Pieces are unmapped whole, so this is how finely memory
+/// can be given back, against the number of calls that mapping a large buffer takes: nobody waits for
+/// those at set-up.
 const PIECE: usize = 64 << 20;
+
+/// The largest piece of a later growth, for which a step may wait: a piece costs some 40 µs, whatever
+/// its size, and calls of all threads of a process wait for each other.
+const LATER_PIECE: usize = 1 << 30;
 
 /// Addresses reserved for the largest size, with memory behind the present one.
 ///
@@ -60,8 +65,8 @@ impl CudaGrowable {
         })
     }
 
-    /// Maps and clears the bytes from `from` to `to`, both whole pages; what was mapped of them when
-    /// a call fails stays mapped.
+    /// Maps the bytes from `from` to `to`, both whole pages; what was mapped of them when a call fails
+    /// stays mapped. What they hold is whatever was there before.
     fn map(
         &self,
         reservation: &mut Reservation,
@@ -69,8 +74,9 @@ impl CudaGrowable {
         to: usize,
     ) -> Result<(), BackendError> {
         let failed = |error: super::driver::DriverError| error.allocating(&self.what, to - from);
+        let piece = if from == 0 { PIECE } else { LATER_PIECE };
         // A whole number of pages, whatever the size of a page.
-        let piece = PIECE.next_multiple_of(self.page);
+        let piece = piece.next_multiple_of(self.page);
         self.device.enter_beside_recordings(|driver| {
             let properties = properties(&self.device, false);
             let mut at = from;
@@ -80,8 +86,7 @@ impl CudaGrowable {
                 at += bytes;
             }
             reservation.allow(driver, from, to - from).map_err(failed)
-        })?;
-        self.device.zero(self.address + from as u64, to - from)
+        })
     }
 
     /// Unmaps every piece that starts at or behind `from`, and counts in `unmapped` how many bytes

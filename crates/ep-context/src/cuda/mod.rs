@@ -64,6 +64,7 @@ use crate::kernel::Kernel;
 
 mod cache;
 mod calls;
+mod clock;
 mod compile;
 mod conditional;
 mod device;
@@ -89,6 +90,7 @@ mod staging;
 mod stream;
 
 pub use cache::CacheFolder;
+pub use clock::{CallTime, clock_calls};
 pub use compile::{Compiled, architecture, compile};
 pub use device::{DeviceProperties, driver_version};
 pub use driver::DriverCalls;

@@ -100,8 +100,14 @@ fn growable_memory_grows_in_place_under_a_recorded_graph() {
     assert_eq!((memory.reserved(), memory.mapped()), (1 << 30, 0));
     memory.grow(3 << 20).expect("a few pages");
     assert!(memory.mapped() >= 3 << 20 && memory.mapped().is_multiple_of(page));
-    let first = memory.mapped() / 4;
-    assert!(gpu.read(at, first).iter().all(|word| *word == 0));
+    let first = memory.mapped();
+    // New pages hold whatever was there before.
+    let clear = |from: u64, bytes: usize| {
+        // SAFETY: the range is mapped and used on the stream alone.
+        unsafe { gpu.backend.fill(&gpu.stream, at + from, 0, bytes, &keep(&memory)) }
+    };
+    clear(0, first).expect("queued");
+    assert!(gpu.read(at, first / 4).iter().all(|word| *word == 0));
     // The graph writes more than is mapped when it is recorded and instantiated.
     let more = 100 << 20;
     let count = u32::try_from(more / 4).expect("small");
@@ -109,11 +115,12 @@ fn growable_memory_grows_in_place_under_a_recorded_graph() {
     gpu.add_at(&gpu.stream, at, 1024, 2, &keep(&memory));
     memory.grow(more).expect("more pages");
     memory.grow(1).expect("nothing to do");
+    clear(first as u64, more - first).expect("queued");
     assert!(memory.mapped() >= more && memory.address() == at);
     gpu.replay(&graph);
     let words = gpu.read(at, more / 4);
     assert!(words[..1024].iter().all(|word| *word == 7), "what was there stays");
-    assert!(words[1024..].iter().all(|word| *word == 5), "what is new was zero");
+    assert!(words[1024..].iter().all(|word| *word == 5), "what is new was cleared");
 
     let beyond = memory.grow((1 << 30) + 1);
     assert!(matches!(beyond, Err(BackendError::Invalid { .. })), "{beyond:?}");
@@ -124,6 +131,7 @@ fn growable_memory_grows_in_place_under_a_recorded_graph() {
     assert!(after < before && after >= 4 << 20, "{before} to {after}");
     assert!(gpu.read(at, after / 4).iter().all(|word| matches!(word, 5 | 7)), "what is left stays");
     memory.grow(before).expect("mapped again");
+    clear(after as u64, before - after).expect("queued");
     assert!(gpu.read(at + after as u64, (before - after) / 4).iter().all(|word| *word == 0));
     // SAFETY: the stream is idle, and the memory is not used again.
     unsafe { memory.trim(0) }.expect("trimmed");
