@@ -28,7 +28,7 @@ pub use overflow::{
     OverflowPolicy, RecoveryHooks, RecoverySettings, StepReport, StepRunner, StepSpec,
 };
 pub use token_dispatch::{
-    Combine, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane, Layout,
+    Combine, Counts, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane, Layout,
     Payload, RoutingDependence, RowShaping, Step, StepMode, StepOptions, StepRecord, TokenCount,
     TokenDispatcher, TopKIds, Transfer, Weighting,
 };

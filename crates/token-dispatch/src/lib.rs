@@ -34,5 +34,5 @@ pub use experts::{ExpertHome, ExpertMap};
 pub use geometry::worst_case_rows;
 pub use handle::Handle;
 pub use lane::Lane;
-pub use record::{Follower, Records, StepRecord};
+pub use record::{Counts, Follower, Records, StepRecord};
 pub use step::{RowShaping, Step, StepMode, StepOptions, StepSummary};

@@ -12,6 +12,12 @@ use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
 use crate::params::{NONE, RecordHeader, STALE};
 
+mod counts;
+
+pub use counts::Counts;
+
+use counts::Pool;
+
 /// What one step did, as its last operation published it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepRecord {
@@ -23,9 +29,9 @@ pub struct StepRecord {
     pub first_over: Option<u32>,
     /// The most rows, padding included, that a counted dispatch required of each rank. The same on
     /// every rank.
-    pub required: Vec<u32>,
+    pub required: Counts,
     /// The rows that each dispatch required of this rank; 0 for one that did not count.
-    pub required_by_dispatch: Vec<u32>,
+    pub required_by_dispatch: Counts,
     /// The fewest rows that a window could hold on this rank.
     pub capacity: u32,
     /// The most windows that a dispatch took on this rank.
@@ -56,6 +62,7 @@ impl StepRecord {
 pub(crate) struct RecordRing<B: Backend> {
     memory: B::Mapped,
     stride: usize,
+    pool: Pool,
 }
 
 impl<B: Backend> RecordRing<B> {
@@ -66,7 +73,7 @@ impl<B: Backend> RecordRing<B> {
         let words = context.world() + config.max_dispatches;
         let stride = (size_of::<RecordHeader>() + words * size_of::<u32>()).next_multiple_of(64);
         let memory = context.backend().allocate_mapped(stride * config.record_ring)?;
-        Ok(Self { memory, stride })
+        Ok(Self { memory, stride, pool: Pool::new(words) })
     }
 
     pub(crate) fn memory(&self) -> &B::Mapped {
@@ -137,17 +144,22 @@ impl<'d, B: Backend> Records<'d, B> {
             }
             return Ok(None);
         }
-        let words = (ring.stride - size_of::<RecordHeader>()) / size_of::<u32>();
-        let mut tail = vec![0u32; words];
-        // SAFETY: header and tail lie inside the slot. The device may start to overwrite it: it then
-        // clears the sequence first, which is looked at again below, and what was read is discarded.
-        let header = unsafe {
-            let source: *const u32 = record.add(size_of::<RecordHeader>()).cast();
-            for (at, word) in tail.iter_mut().enumerate() {
-                *word = source.add(at).read_volatile();
-            }
-            record.cast::<RecordHeader>().read_volatile()
-        };
+        // SAFETY: the header lies inside the slot. The device may start to overwrite it: it then clears
+        // the sequence first, which is looked at again below, and what was read is discarded.
+        let header = unsafe { record.cast::<RecordHeader>().read_volatile() };
+        let world = inner.context.world();
+        let kept = (header.dispatches as usize).min(config.max_dispatches);
+        let [required, required_by_dispatch] =
+            ring.pool.lists([world, world + kept], |words| {
+                for (at, word) in words.iter_mut().enumerate() {
+                    // SAFETY: as for the header, behind which there is room for a word of every rank
+                    // and of as many dispatches as can be kept.
+                    *word = unsafe {
+                        let source = record.add(size_of::<RecordHeader>()).cast::<u32>();
+                        source.add(at).read_volatile()
+                    };
+                }
+            });
         fence(Ordering::Acquire);
         let after = sequence.load(Ordering::Relaxed);
         if after != wanted {
@@ -156,9 +168,8 @@ impl<'d, B: Backend> Records<'d, B> {
         if let Some(fault) = Fault::from_word(header.fault) {
             return Err(fault.into());
         }
-        let world = inner.context.world();
         if let Some((rank, said)) =
-            tail[..world].iter().enumerate().find(|(_, said)| **said & STALE != 0)
+            required.iter().enumerate().find(|(_, said)| **said & STALE != 0)
         {
             return Err(DispatchError::StaleGraph {
                 rank: Rank::from_index(rank),
@@ -167,13 +178,12 @@ impl<'d, B: Backend> Records<'d, B> {
                 now: u64::from(said & 0xffff),
             });
         }
-        let kept = (header.dispatches as usize).min(config.max_dispatches);
         Ok(Some(StepRecord {
             step: header.step,
             drained: header.drained != 0,
             first_over: (header.first_over != NONE).then_some(header.first_over),
-            required: tail[..world].to_vec(),
-            required_by_dispatch: tail[world..world + kept].to_vec(),
+            required,
+            required_by_dispatch,
             capacity: header.capacity,
             windows: header.windows,
             delivered: header.delivered,

@@ -59,7 +59,7 @@ impl StepDone {
         Self {
             rank,
             step,
-            required: first.required.clone(),
+            required: first.required.to_vec(),
             capacity_before: report.capacity_before,
             capacity_after: report.capacity_after,
             replays: match report.outcome {

@@ -1,0 +1,115 @@
+//! What a clean step takes from the heap of its host: nothing, once a few have run.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use graph_ep::synthetic::SyntheticExperts;
+use graph_ep::{
+    ExpertParallel, MoeLayer, Outcome, OverflowPolicy, RecoverySettings, Step, TokenCount, TopKIds,
+};
+use graph_ep_tests::backend::{PATIENCE, say_skipped};
+use graph_ep_tests::{CudaThreads, HostThreads, TestBackend};
+
+thread_local! {
+    /// How often the thread has allocated.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, which counts for each thread.
+struct Counting;
+
+// SAFETY: every call is the system allocator's, with the arguments of the caller, who keeps its contract;
+// counting neither allocates nor panics. `realloc` is the default one, made of these two and a copy.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // Failing only while the thread is torn down, when nobody asks any more.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise; all memory comes from the same allocator.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const TOKENS: usize = 16;
+const HIDDEN: usize = 64;
+const LAYERS: usize = 4;
+
+/// Steps of a runner until everything that is kept for the next is there: records that the caller holds
+/// while the next is read, the room of queues.
+const FIRST: usize = 40;
+
+/// Allocations of the thread that runs each step, on every rank.
+fn allocations<T: TestBackend>(overflow: OverflowPolicy) -> Vec<Vec<u64>> {
+    T::on_ranks(2, |env| {
+        let builder =
+            ExpertParallel::<T::Backend>::builder(HIDDEN, 8, 2, TOKENS).capacity_factor(8.0);
+        let group = env.build(&builder).expect("a group");
+        let experts = SyntheticExperts::new(&group).expect("experts");
+        let allocate = |bytes| group.allocate(bytes).expect("memory");
+        let (tokens, output) = (allocate(TOKENS * HIDDEN * 2), allocate(TOKENS * HIDDEN * 2));
+        let ids = allocate(TOKENS * 2 * 4);
+        let routing: Vec<i32> = (0..TOKENS as i32).flat_map(|t| [t % 8, (t + 1) % 8]).collect();
+        group.write(&ids, bytemuck::cast_slice(&routing)).expect("written");
+        let layer = MoeLayer::new(
+            tokens.slice(),
+            TokenCount::Fixed(TOKENS),
+            TopKIds::I32(ids.slice()),
+            output.slice(),
+        );
+        let body = {
+            let group = group.clone();
+            move |step: &mut Step<'static, _>| {
+                for _ in 0..LAYERS {
+                    group.layer(step, &layer, |queue, received| experts.queue(queue, received))?;
+                }
+                Ok(())
+            }
+        };
+        let settings = RecoverySettings::new().overflow(overflow);
+        let mut runner = group.runner(settings, body).expect("a runner");
+        // Nobody launches while another still allocates on a GPU that they may share.
+        group.context().rendezvous().barrier("ready", PATIENCE).expect("all are ready");
+        let mut last = Some(runner.run().expect("the first step, which records"));
+        let mut seen = Vec::new();
+        for step in 0..FIRST + 8 {
+            let before = ALLOCATIONS.get();
+            let report = runner.run().expect("a step");
+            let taken = ALLOCATIONS.get() - before;
+            assert_eq!(report.outcome, Outcome::Clean);
+            assert_eq!(report.record.required_by_dispatch.len(), LAYERS);
+            last.replace(report);
+            if step >= FIRST {
+                seen.push(taken);
+            }
+        }
+        seen
+    })
+}
+
+fn none<T: TestBackend>() {
+    for overflow in [OverflowPolicy::Recover, OverflowPolicy::Rounds] {
+        for (rank, steps) in allocations::<T>(overflow).iter().enumerate() {
+            assert!(steps.iter().all(|taken| *taken == 0), "rank {rank}, {overflow:?}: {steps:?}");
+        }
+    }
+}
+
+#[test]
+fn a_clean_step_allocates_nothing() {
+    none::<HostThreads>();
+}
+
+#[test]
+fn a_clean_step_allocates_nothing_on_gpus() {
+    match CudaThreads::missing() {
+        Some(why) => say_skipped("a_clean_step_allocates_nothing_on_gpus", &why),
+        None => none::<CudaThreads>(),
+    }
+}
