@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ep_context::backend::MappedMemory;
 use ep_context::{Backend, EpContext, Fault, Phase, Rank};
@@ -13,10 +13,12 @@ use crate::error::DispatchError;
 use crate::params::{NONE, RecordHeader, STALE};
 
 mod counts;
+mod pause;
 
 pub use counts::Counts;
 
 use counts::Pool;
+use pause::Pause;
 
 /// What one step did, as its last operation published it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -233,7 +235,7 @@ impl<'d, B: Backend> Records<'d, B> {
                     None => DispatchError::RecordTimeout { rank: context.rank(), step, waited },
                 });
             }
-            if pause.next() {
+            if pause.next(waited) {
                 check()?;
             }
         }
@@ -306,37 +308,5 @@ impl<B: Backend> Follower<B> {
 impl<B: Backend> fmt::Debug for Follower<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Follower").field("next", &self.next).finish_non_exhaustive()
-    }
-}
-
-/// First looks again at once, then sleeps longer and longer: a clean step takes microseconds on a
-/// device and milliseconds on a host that shares its cores with many ranks.
-struct Pause {
-    looks: u32,
-}
-
-impl Pause {
-    const SPINS: u32 = 64;
-    const SHORTEST: Duration = Duration::from_micros(20);
-    const LONGEST: Duration = Duration::from_millis(1);
-
-    fn new() -> Self {
-        Self { looks: 0 }
-    }
-
-    /// Lets time pass before the next look; true if there was enough to look at other things too.
-    fn next(&mut self) -> bool {
-        self.looks = self.looks.saturating_add(1);
-        match self.looks.checked_sub(Self::SPINS) {
-            None | Some(0) => {
-                std::hint::spin_loop();
-                false
-            }
-            Some(sleeps) => {
-                let doubled = Self::SHORTEST.saturating_mul(1 << (sleeps / 8).min(10));
-                std::thread::sleep(doubled.min(Self::LONGEST));
-                doubled >= Self::LONGEST
-            }
-        }
     }
 }
