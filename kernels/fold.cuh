@@ -6,7 +6,9 @@
 // What `peer` said, once it was acquired. Lanes may fold at the same time.
 __device__ __forceinline__ void fold_header(u64 peer_required, const StepView &step, u32 peer,
                                             const CombineHeader &header) {
-    atomicMax(at<u32>(peer_required) + peer, header.required);
+    if (COUNTERS) {
+        atomicMax(at<u32>(peer_required) + peer, header.required);
+    }
     step.note_over(header.first_over);
 }
 

@@ -42,6 +42,12 @@ __device__ __forceinline__ u32 take_next(u32 *taken) {
     return __shfl_sync(scan::WHOLE, unit, 0);
 }
 
+// What updates of counters cost is measured against kernels that are compiled without them. Overflow goes
+// unnoticed by those.
+#ifndef COUNTERS
+#define COUNTERS 1
+#endif
+
 // The counters of a step. Lanes may update them at the same time, so every update is atomic.
 class StepView {
   public:
@@ -60,31 +66,41 @@ class StepView {
     }
 
     __device__ __forceinline__ void note_over(u32 ordinal) const {
-        if (ordinal != NONE) {
+        if (COUNTERS && ordinal != NONE) {
             atomicMin(&state_->first_over, ordinal);
         }
     }
     __device__ __forceinline__ void note_required(u32 rows) const {
-        atomicMax(&state_->required, rows);
+        if (COUNTERS) {
+            atomicMax(&state_->required, rows);
+        }
     }
     __device__ __forceinline__ void note_dispatch(u32 ordinal) const {
-        atomicMax(&state_->dispatches, ordinal + 1);
+        if (COUNTERS) {
+            atomicMax(&state_->dispatches, ordinal + 1);
+        }
     }
     __device__ __forceinline__ void note_window(u32 windows, u32 capacity) const {
-        atomicMax(&state_->windows, windows);
-        atomicMin(&state_->capacity, capacity);
+        if (COUNTERS) {
+            atomicMax(&state_->windows, windows);
+            atomicMin(&state_->capacity, capacity);
+        }
     }
     __device__ __forceinline__ void add_delivered(u64 pairs) const {
-        atomicAdd(&state_->delivered, pairs);
+        if (COUNTERS) {
+            atomicAdd(&state_->delivered, pairs);
+        }
     }
     __device__ __forceinline__ void add_dropped(u64 pairs) const {
-        atomicAdd(&state_->dropped, pairs);
+        if (COUNTERS) {
+            atomicAdd(&state_->dropped, pairs);
+        }
     }
     __device__ __forceinline__ void add_bad_ids(u32 invalid, u32 repeated) const {
-        if (invalid != 0) {
+        if (COUNTERS && invalid != 0) {
             atomicAdd(&state_->invalid_ids, u64(invalid));
         }
-        if (repeated != 0) {
+        if (COUNTERS && repeated != 0) {
             atomicAdd(&state_->repeated_ids, u64(repeated));
         }
     }

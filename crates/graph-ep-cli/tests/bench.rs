@@ -72,7 +72,8 @@ fn every_operation_is_in_the_report_and_verified() {
             assert!(entry["limit_share"].as_f64().is_some(), "{entry}");
         }
     }
-    let all = ["combine", "dispatch", "grow", "pair", "recover", "replay", "round"];
+    let all =
+        ["combine", "counters", "dispatch", "grow", "host", "pair", "recover", "replay", "round"];
     assert_eq!(seen, all.map(str::to_owned).into());
     // Layouts and types of dispatch, at both numbers of tokens.
     let dispatches = results.iter().filter(|entry| entry["op"] == "dispatch").count();

@@ -28,9 +28,9 @@ pub use overflow::{
     OverflowPolicy, RecoveryHooks, RecoverySettings, StepReport, StepRunner, StepSpec,
 };
 pub use token_dispatch::{
-    Combine, Counts, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane, Layout,
-    Payload, RoutingDependence, RowShaping, Step, StepMode, StepOptions, StepRecord, TokenCount,
-    TokenDispatcher, TopKIds, Transfer, Weighting,
+    Combine, Counts, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane,
+    Layout, Payload, RoutingDependence, RowShaping, Step, StepMode, StepOptions, StepRecord,
+    TokenCount, TokenDispatcher, TopKIds, Transfer, Weighting,
 };
 
 pub use {ep_context, graph_capture, overflow, token_dispatch};

@@ -151,17 +151,16 @@ impl<'d, B: Backend> Records<'d, B> {
         let header = unsafe { record.cast::<RecordHeader>().read_volatile() };
         let world = inner.context.world();
         let kept = (header.dispatches as usize).min(config.max_dispatches);
-        let [required, required_by_dispatch] =
-            ring.pool.lists([world, world + kept], |words| {
-                for (at, word) in words.iter_mut().enumerate() {
-                    // SAFETY: as for the header, behind which there is room for a word of every rank
-                    // and of as many dispatches as can be kept.
-                    *word = unsafe {
-                        let source = record.add(size_of::<RecordHeader>()).cast::<u32>();
-                        source.add(at).read_volatile()
-                    };
-                }
-            });
+        let [required, required_by_dispatch] = ring.pool.lists([world, world + kept], |words| {
+            for (at, word) in words.iter_mut().enumerate() {
+                // SAFETY: as for the header, behind which there is room for a word of every rank
+                // and of as many dispatches as can be kept.
+                *word = unsafe {
+                    let source = record.add(size_of::<RecordHeader>()).cast::<u32>();
+                    source.add(at).read_volatile()
+                };
+            }
+        });
         fence(Ordering::Acquire);
         let after = sequence.load(Ordering::Relaxed);
         if after != wanted {

@@ -265,7 +265,10 @@ impl Backend for CudaBackend {
 
     /// Compiles, unless the process or the cache has the kernel, and puts its code on the device now.
     fn load<K: Kernel>(&self, constants: &Specialization) -> Result<CudaKernel<K>, BackendError> {
-        let loaded = KernelCache::get::<K>(self.device(), &self.inner.options.cache, constants)?;
+        let options = &self.inner.options;
+        let added = options.constants.constants().iter();
+        let constants = added.fold(constants.clone(), |all, (name, value)| all.with(name, *value));
+        let loaded = KernelCache::get::<K>(self.device(), &options.cache, &constants)?;
         Ok(CudaKernel::new(loaded))
     }
 

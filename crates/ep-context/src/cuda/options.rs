@@ -2,6 +2,7 @@
 
 use super::cache::CacheFolder;
 use crate::account::MemoryAccount;
+use crate::backend::Specialization;
 
 /// How a rank uses a GPU.
 #[derive(Clone, Debug)]
@@ -10,6 +11,7 @@ pub struct CudaOptions {
     pub(super) label: String,
     pub(super) memory: MemoryAccount,
     pub(super) cache: CacheFolder,
+    pub(super) constants: Specialization,
 }
 
 impl CudaOptions {
@@ -21,6 +23,7 @@ impl CudaOptions {
             label: format!("cuda:{ordinal}"),
             memory: MemoryAccount::new(None),
             cache: CacheFolder::from_environment(),
+            constants: Specialization::new(),
         }
     }
 
@@ -36,6 +39,14 @@ impl CudaOptions {
     #[must_use]
     pub fn with_memory(mut self, memory: MemoryAccount) -> Self {
         self.memory = memory;
+        self
+    }
+
+    /// Compiles every kernel with one more constant: for measuring variants of kernels, which are there
+    /// beside the others.
+    #[must_use]
+    pub fn with_constant(mut self, name: &'static str, value: u64) -> Self {
+        self.constants = self.constants.with(name, value);
         self
     }
 

@@ -73,7 +73,7 @@ pub struct CompareArgs {
                         host, and tiny ones with --quick."
 )]
 pub struct MeasureArgs {
-    /// Operations [default: all]
+    /// Operations [default: all; counters against none only where they are asked for]
     #[arg(long, value_name = "OP,..", value_enum, value_delimiter = ',')]
     pub ops: Vec<Op>,
 

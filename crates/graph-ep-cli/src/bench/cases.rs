@@ -163,6 +163,8 @@ pub struct Measured {
     pub step_layers: usize,
     /// Whether another library moves the same bytes.
     pub against: bool,
+    /// Whether kernels are compiled without counters.
+    pub bare: bool,
 }
 
 /// Sizes for what the command line leaves open.
@@ -250,6 +252,8 @@ pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
         ops.retain(|op| match op {
             // Experts of this program read values in groups.
             Op::Replay | Op::Recover => shape.plain() && !shape.flat(),
+            Op::Host => shape.plain() && !shape.flat() && !crowded,
+            Op::Counters => shape.plain(),
             // Expert outputs that are not the rows themselves would not follow the windows.
             Op::Round => shape.plain() && !crowded,
             _ => true,
@@ -273,9 +277,15 @@ pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
         };
         let against = args.against.is_some() && !compared.contains(&alike);
         compared.push(alike);
-        Measured { shape, ops, layers, step_layers: 0, against }
+        Measured { shape, ops, layers, step_layers: 0, against, bare: false }
     });
     let measured = measured.flat_map(|measured| by_step_layers(measured, &args.step_layers));
+    // The host's kernels always count, and on GPUs all have to be compiled once more.
+    let bare = gpus > 0 && args.ops.contains(&Op::Counters);
+    let measured = measured.flat_map(|measured| match bare {
+        true => and_bare(measured),
+        false => vec![measured],
+    });
     measured.filter(|measured| !measured.ops.is_empty()).collect()
 }
 
@@ -286,12 +296,19 @@ fn by_step_layers(measured: Measured, all: &[usize]) -> Vec<Measured> {
     for step_layers in all {
         let mut more = Measured { step_layers: *step_layers, ..measured.clone() };
         if !found.is_empty() {
-            more.ops.retain(|op| matches!(op, Op::Replay | Op::Recover));
+            more.ops.retain(|op| matches!(op, Op::Replay | Op::Recover | Op::Host | Op::Counters));
             more.against = false;
         }
         found.push(more);
     }
     found
+}
+
+/// `measured`, and where counters are what is measured the same without them.
+fn and_bare(measured: Measured) -> Vec<Measured> {
+    let mut bare = Measured { bare: true, against: false, ..measured.clone() };
+    bare.ops.retain(|op| *op == Op::Counters);
+    if bare.ops.is_empty() { vec![measured] } else { vec![measured, bare] }
 }
 
 /// The operations that were asked for, each once, in the order of a layer's life.
@@ -362,6 +379,16 @@ pub(super) mod tests {
         assert!(of("--ops round --ranks 4", 1).is_empty());
         // Twice is once.
         assert_eq!(of("--ops pair,pair --tokens 1", 0)[0].ops, [Op::Pair]);
+    }
+
+    #[test]
+    fn kernels_without_counters_are_compiled_where_that_is_asked_for() {
+        let found = |line: &str, gpus| -> Vec<(bool, usize)> {
+            of(line, gpus).iter().map(|m| (m.bare, m.ops.len())).collect()
+        };
+        assert_eq!(found("--tokens 1 --ops counters,pair", 2), [(false, 2), (true, 1)]);
+        assert_eq!(found("--tokens 1 --ops counters", 0), [(false, 1)]);
+        assert!(of("", 2).iter().all(|m| !m.bare && m.ops.contains(&Op::Counters)));
     }
 
     #[test]

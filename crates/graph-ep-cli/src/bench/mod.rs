@@ -86,13 +86,17 @@ fn measure(args: &MeasureArgs) -> Result<Verdict, BenchError> {
         shape.group().memory_report(Rank(0), shape.ranks).map_err(BenchError::Setup)?;
     }
     let found = match &devices {
-        Devices::Host => measure_on(args, &machine, &all, device::host, None)?,
+        Devices::Host => measure_on(args, &machine, &all, |rank, _| device::host(rank), None)?,
         Devices::Cuda(gpus) => {
             let join: Option<Join<CudaBackend>> = match args.against {
                 Some(Against::Nccl) => Some(ops::nccl),
                 None => None,
             };
-            measure_on(args, &machine, &all, |rank| device::cuda(gpus, rank), join)?
+            let on_gpu = |rank, bare| match bare {
+                true => device::cuda_without_counters(gpus, rank),
+                false => device::cuda(gpus, rank),
+            };
+            measure_on(args, &machine, &all, on_gpu, join)?
         }
     };
     conclude(args, &machine, found)
@@ -103,7 +107,7 @@ fn measure_on<B: Backend>(
     args: &MeasureArgs,
     machine: &Machine,
     all: &[Measured],
-    backend: impl Fn(usize) -> Result<B, BackendError> + Sync,
+    backend: impl Fn(usize, bool) -> Result<B, BackendError> + Sync,
     join: Option<Join<B>>,
 ) -> Result<Found, BenchError> {
     let mut found = Found::default();
@@ -157,7 +161,11 @@ const METHOD: &[&str] = &[
     "replay: a step with experts, from its beginning to its record, the stream being idle before; host \
      time is that of the calls that queue it. recover: by the clock of the host, from the launch to the \
      record that counts. grow: by the clock of the host, all ranks at once. round: one routing over and \
-     over, with rows for one window, and with fewer.",
+     over, with rows for one window, and with fewer, divided by its layers.",
+    "host: the calls that launch a step and settle it when its record is there, without what passes between \
+     them; the driver's launch of the graph is part of that. counters: a whole step, from a mark before its \
+     beginning to one behind its end; without a record the marks stand inside, and without counters kernels \
+     are compiled without their updates.",
     "by nccl: the rows of one routing that cross between ranks, by sends and receives whose sizes were \
      known when they were recorded, from where they lie ready to where they arrive, not in order.",
     "Bytes are those that no exchange can do without, from routing alone: rows that cross between GPUs, \

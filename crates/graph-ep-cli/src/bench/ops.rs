@@ -4,9 +4,11 @@
 //! allocates would wait for another that waits for it: so they meet on their hosts after whatever
 //! allocates, records or gives back, and between such meetings only replay and wait.
 
+mod counters;
 mod error;
 mod grow;
 mod halves;
+mod host;
 mod layers;
 mod part;
 mod recover;
@@ -77,6 +79,8 @@ fn all<B: Backend>(
             Op::Grow => grow::measure(part)?,
             Op::Recover => recover::measure(part)?,
             Op::Round => round::measure(part)?,
+            Op::Host => host::measure(part)?,
+            Op::Counters => counters::measure(part, measured.bare)?,
         };
         entries.into_iter().for_each(&mut *tell);
     }

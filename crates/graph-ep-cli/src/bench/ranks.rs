@@ -40,12 +40,13 @@ struct Seat {
     shapes: Vec<ThreadRendezvous>,
 }
 
-/// Measures shapes of one number of ranks, each rank on the device that `backend` makes for it.
+/// Measures shapes of one number of ranks, each rank on the device that `backend` makes for it, where its
+/// second argument is true with kernels that have no counters.
 pub(super) fn run<B: Backend>(
     args: &MeasureArgs,
     machine: &Machine,
     shapes: &[Measured],
-    backend: &(impl Fn(usize) -> Result<B, BackendError> + Sync),
+    backend: &(impl Fn(usize, bool) -> Result<B, BackendError> + Sync),
     join: Option<Join<B>>,
 ) -> Result<Found, BenchError> {
     let ranks = shapes.first().map_or(0, |measured| measured.shape.ranks);
@@ -71,9 +72,12 @@ pub(super) fn run<B: Backend>(
                         // Nobody listens any more only if the main thread is unwinding.
                         let _ = tell.as_ref().map(|sender| sender.send(message));
                     };
-                    let measured = backend(rank)
+                    let measured = backend(rank, false)
+                        .and_then(|counting| Ok((counting, backend(rank, true)?)))
                         .map_err(OpError::from)
-                        .and_then(|backend| work.measure(&backend, seat, join, tell));
+                        .and_then(|(counting, bare)| {
+                            work.measure(&counting, &bare, seat, join, tell)
+                        });
                     if let Err(error) = measured {
                         let _ = failures.send((rank, error.is_echo(), chain(&error)));
                     }
@@ -116,6 +120,7 @@ impl Work<'_> {
     fn measure<B: Backend>(
         &self,
         backend: &B,
+        bare: &B,
         seat: Seat,
         join: Option<Join<B>>,
         tell: impl Fn(Message),
@@ -137,6 +142,7 @@ impl Work<'_> {
                 let layers = measured.layers.max(measured.step_layers);
                 Given::new(&measured.shape, layers, self.args.seed)
             });
+            let backend = if measured.bare { bare } else { backend };
             ops::measure(backend.clone(), place, measured, given, &setup, join, |entry| {
                 tell(Message::Entry(Box::new(entry)));
             })?;
@@ -215,7 +221,7 @@ mod tests {
         let args = parse("--quick --backend host --ops pair --ranks 3 --tokens 4").unwrap().measure;
         let machine = Machine::new(&Devices::Host, &args);
         let all = measured(&args, 0, machine.memory);
-        let backend = |rank| match rank {
+        let backend = |rank, _| match rank {
             1 => Err(BackendError::Unavailable { what: "GPU 1".into(), reason: "gone".into() }),
             _ => device::host(rank),
         };
@@ -228,7 +234,7 @@ mod tests {
         let args = parse("--quick --backend host --ops pair --ranks 2 --tokens 4").unwrap().measure;
         let machine = Machine::new(&Devices::Host, &args);
         let all = measured(&args, 0, machine.memory);
-        let backend = |rank| {
+        let backend = |rank, _| {
             assert_ne!(rank, 1, "no rank 1");
             device::host(rank)
         };

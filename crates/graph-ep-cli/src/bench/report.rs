@@ -10,6 +10,7 @@ mod read;
 pub(crate) mod shape;
 mod words;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -157,13 +158,17 @@ pub struct Entry {
     pub limit_share: Option<f64>,
     /// Microseconds of the host in one operation, where that was told apart; the median.
     pub host_us: Option<f64>,
+    /// What else was found of it, by name: parts of its time, whose names end in `us`, and numbers of
+    /// things.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub details: BTreeMap<String, f64>,
     /// Whether what the operation made is what it should be, checked after the last sample.
     pub verified: bool,
 }
 
 impl Entry {
-    /// A result, with the rate and the share that follow from what is given. `host_us` is for the
-    /// caller to set.
+    /// A result, with the rate and the share that follow from what is given. `host_us` and `details`
+    /// are for the caller to set.
     pub fn new(
         case: Case,
         time: Quantiles,
@@ -180,8 +185,19 @@ impl Entry {
             limit_us: bound.and_then(|bound| finite(bound.us)),
             limit_share: bound.and_then(|bound| finite(bound.us / time.median_us)),
             host_us: None,
+            details: BTreeMap::new(),
             verified,
         }
+    }
+}
+
+impl Entry {
+    /// The entry with one more of its [details](Entry::details), to three places; without it if it is no
+    /// number.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: f64) -> Self {
+        self.details.extend(finite(value).map(|value| (name.to_owned(), value)));
+        self
     }
 }
 

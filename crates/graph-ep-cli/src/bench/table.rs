@@ -23,7 +23,21 @@ pub fn render(report: &Report) -> String {
         add(limits(&report.limits));
     }
     add(results(&report.results, &shapes));
+    for entry in report.results.iter().filter(|entry| !entry.details.is_empty()) {
+        let _ = writeln!(text, "{}", details(entry, &shapes));
+    }
     text
+}
+
+/// What else was found of a result, in a line.
+fn details(entry: &Entry, shapes: &Shapes) -> String {
+    let named = [operation(&entry.case), shapes.name(&entry.case)];
+    let named = named.iter().map(String::as_str).filter(|word| !word.is_empty());
+    let said = entry.details.iter().map(|(name, value)| match name.strip_suffix(" us") {
+        Some(part) => format!("{part} {} us", us(*value)),
+        None => format!("{value} {name}"),
+    });
+    format!("{}: {}", named.collect::<Vec<_>>().join(", "), said.collect::<Vec<_>>().join("; "))
 }
 
 /// What was run on what, in a few lines, and whether its outputs are right.
@@ -147,6 +161,17 @@ mod tests {
         }
         assert!(!text.contains('\u{1b}'), "no colour");
         assert!(text.lines().all(|line| line.chars().count() <= 130), "it fits a wide terminal");
+    }
+
+    #[test]
+    fn what_else_was_found_stands_below() {
+        let mut report = sample();
+        let last = report.results.pop().unwrap();
+        report
+            .results
+            .push(last.with("map us", 40.25).with("nodes", 500.0).with("no us", f64::NAN));
+        let text = render(&report);
+        assert!(text.ends_with("grow, 128 tokens, launched: map 40.2 us; 500 nodes\n"), "{text}");
     }
 
     #[test]

@@ -87,6 +87,18 @@ pub(crate) fn host(rank: usize) -> Result<HostBackend, BackendError> {
 
 /// The GPU of one rank.
 pub(crate) fn cuda(devices: &[DeviceProperties], rank: usize) -> Result<CudaBackend, BackendError> {
+    CudaBackend::new(cuda_options(devices, rank))
+}
+
+/// The same with kernels that count nothing, for measuring what counting costs.
+pub(crate) fn cuda_without_counters(
+    devices: &[DeviceProperties],
+    rank: usize,
+) -> Result<CudaBackend, BackendError> {
+    CudaBackend::new(cuda_options(devices, rank).with_constant("COUNTERS", 0))
+}
+
+fn cuda_options(devices: &[DeviceProperties], rank: usize) -> CudaOptions {
     let ordinal = devices.get(rank % devices.len().max(1)).map_or(0, |device| device.ordinal);
-    CudaBackend::new(CudaOptions::new(ordinal).with_label(format!("rank-{rank}")))
+    CudaOptions::new(ordinal).with_label(format!("rank-{rank}"))
 }

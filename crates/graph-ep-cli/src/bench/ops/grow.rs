@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use graph_ep::ep_context::cuda::{CallTime, clock_calls};
 use graph_ep::{Backend, RowSet};
 
 use super::error::OpError;
@@ -22,10 +23,12 @@ pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpEr
     let (samples, _) = part.sample(|_| {
         part.meet("growing")?;
         let begin = Instant::now();
-        set.plan(few + more)?.commit(&part.queue())?;
+        let (grown, calls) = clock_calls(|| set.plan(few + more)?.commit(&part.queue()));
+        grown?;
         let us = begin.elapsed().as_secs_f64() * 1e6;
         shrink(part, &set, few)?;
-        Ok(vec![us])
+        let parts = PARTS.map(|(_, names)| time_of(&calls, names));
+        Ok([&[us, us - parts.iter().sum::<f64>()][..], &parts].concat())
     })?;
     set.plan(few + more)?.commit(&part.queue())?;
     // The last row is there, and the device knows it.
@@ -51,9 +54,31 @@ pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpEr
     let verified = part.all_right((!right).then_some(wrong))?;
     let grown = bytes(row as u64 * u64::from(more));
     let case = part.case(Op::Grow, &format!("by {grown}"), false, 0);
-    let mut entry = part.entry(case, &samples, 1, (Work::default(), None), verified)?;
+    let whole: Vec<f64> = samples.iter().step_by(2 + PARTS.len()).copied().collect();
+    let mut entry = part.entry(case, &whole, 1, (Work::default(), None), verified)?;
     entry.host_us = Some(entry.time.median_us);
+    let [_, rest, parts @ ..] = part.medians::<{ 2 + PARTS.len() }>(&samples)?;
+    if parts.iter().any(|us| *us > 0.0) {
+        entry = entry.with("rest us", rest);
+        for ((name, _), us) in PARTS.iter().zip(parts) {
+            entry = entry.with(&format!("{name} us"), us);
+        }
+    }
     Ok(vec![entry])
+}
+
+/// Parts of a growth, and the calls of the driver that each is made of.
+const PARTS: [(&str, &[&str]); 4] = [
+    ("create", &["cuMemCreate", "cuMemRelease"]),
+    ("map", &["cuMemMap"]),
+    ("access", &["cuMemSetAccess"]),
+    ("tell the device", &["cuMemcpyHtoDAsync_v2"]),
+];
+
+/// Microseconds in the calls of these names.
+pub(super) fn time_of(calls: &[CallTime], names: &[&str]) -> f64 {
+    let named = calls.iter().filter(|time| names.contains(&time.call));
+    named.map(|time| time.time.as_secs_f64() * 1e6).sum()
 }
 
 /// Lowers the capacity of `set` to `rows` and unmaps what is behind. The ranks meet before and after,

@@ -321,14 +321,15 @@ impl<B: Backend> Layer<B> {
         lane.combine(step, &Combine { handle: &self.received.handle, expert_rows, output })
     }
 
-    /// Records both as a loop over windows, with nothing between them.
-    pub(super) fn rounds(
+    /// Records both as a loop over windows, with `experts` between them.
+    pub(super) fn rounds<E: From<DispatchError>>(
         &self,
         lane: &Lane<B>,
         step: &mut Step<'static, B>,
-    ) -> Result<(), DispatchError> {
+        experts: impl FnOnce(&mut Step<'static, B>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let (rows, output) = (self.results(), self.output.slice());
-        lane.rounds(step, &self.arguments(), &rows, &output, |_| Ok::<(), DispatchError>(()))
+        lane.rounds(step, &self.arguments(), &rows, &output, experts)
     }
 
     /// What combine adds up.

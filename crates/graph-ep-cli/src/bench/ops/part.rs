@@ -224,6 +224,16 @@ impl<'p, B: Backend> Part<'p, B> {
         Quantiles::of(slowest(&all)).ok_or(OpError::NoTime { operation: "samples" })
     }
 
+    /// Medians of `N` numbers of each sample, each of the rank with the most. Collective.
+    pub(super) fn medians<const N: usize>(&self, own: &[f64]) -> Result<[f64; N], OpError> {
+        let mut medians = [0.0; N];
+        for (column, median) in medians.iter_mut().enumerate() {
+            let column: Vec<f64> = own.iter().skip(column).step_by(N).copied().collect();
+            *median = self.quantiles(&column)?.median_us;
+        }
+        Ok(medians)
+    }
+
     /// Tells the other ranks, on the device and on the host, that this one is gone.
     pub(super) fn give_up(&self, error: &OpError) {
         // A rank that stops for lack of an answer is the first to know.

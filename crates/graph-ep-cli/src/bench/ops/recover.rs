@@ -6,17 +6,31 @@
 //! host, from the launch to the record that counts: what a recovery costs is its time less that of two
 //! steps that fit.
 
+use std::time::Duration;
+
+use graph_ep::ep_context::cuda::{CallTime, clock_calls};
 use graph_ep::{
-    Backend, Buffer, GrowthPolicy, Outcome, RecoverySettings, RowShaping, StepReport, StepRunner,
+    Backend, Buffer, GrowthPolicy, Outcome, RecoverySettings, RowShaping, StepGraph, StepReport,
+    StepRunner,
 };
 
 use super::error::OpError;
-use super::grow::shrink;
+use super::grow::{shrink, time_of};
 use super::layers::{Layers, NOBODY, Receive};
 use super::part::Part;
 use super::replay::Program;
 use crate::bench::report::{Entry, Op, Work};
 use crate::bench::verify::Results;
+
+/// Numbers of a sample.
+const SAMPLED: usize = 7;
+
+/// What making a graph executable takes of recording, in one recovery.
+const GRAPH_CALLS: [(&str, &str); 3] = [
+    ("once instantiating us", "cuGraphInstantiateWithFlags"),
+    ("once updating us", "cuGraphExecUpdate_v2"),
+    ("once uploading us", "cuGraphUpload"),
+];
 
 /// By how much routing exceeds the rows, at least.
 const EXCESS: f64 = 1.1;
@@ -41,13 +55,30 @@ pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpEr
     {
         let mut recovery = Recovery::new(part, &layers, few, shaping)?;
         let (samples, next) = part.sample(|routing| recovery.sample(routing))?;
-        let verified = recovery.verify(next)?;
-        let each =
-            |first: usize| -> Vec<f64> { samples.iter().skip(first).step_by(2).copied().collect() };
+        let nodes = recovery.nodes();
+        let (verified, calls) = recovery.verify(next)?;
+        let each = |first: usize| -> Vec<f64> {
+            samples.iter().skip(first).step_by(SAMPLED).copied().collect()
+        };
         let nothing = (Work::default(), None);
         let count = layers.layers.len();
         let case = part.case(Op::Recover, name, true, count);
-        entries.push(part.entry(case, &each(0), 1, nothing, verified)?);
+        let [_, _, beyond, first, recording, mapping, rest] = part.medians::<SAMPLED>(&samples)?;
+        let entry = part.entry(case, &each(0), 1, nothing, verified)?;
+        let mut entry = entry
+            .with("beyond two steps that fit us", beyond)
+            .with("first run us", first)
+            .with("recording us", recording)
+            .with("mapping us", mapping)
+            .with("rest us", rest)
+            .with("nodes", nodes as f64);
+        for (name, call) in GRAPH_CALLS {
+            let us = part.most(call, time_of(&calls, &[call]))?;
+            if us > 0.0 {
+                entry = entry.with(name, us);
+            }
+        }
+        entries.push(entry);
         if shaping == RowShaping::Capacity {
             let case = part.case(Op::Recover, "clean", true, count);
             entries.push(part.entry(case, &each(1), 1, nothing, verified)?);
@@ -88,25 +119,40 @@ impl<'r, 'p, B: Backend> Recovery<'r, 'p, B> {
         Ok(Self { part, layers, few, runner, taken: Vec::new() })
     }
 
-    /// Microseconds of a step that was recovered, and of the same step when it fits.
+    /// Microseconds of a step that was recovered; of the same step when it fits; of the first beyond two of
+    /// the second; of its first run, of recording, of mapping; and of its rest beyond one that fits.
     fn sample(&mut self, routing: usize) -> Result<Vec<f64>, OpError> {
         self.reset()?;
         let recovered = self.step(routing, true)?;
         let clean = self.step(routing, false)?;
-        Ok([recovered, clean].map(|report| report.times.total.as_secs_f64() * 1e6).to_vec())
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        let (times, fits) = (recovered.times, us(clean.times.total));
+        let parts = [times.first_run, times.recording, times.growing].map(us);
+        let (total, known) = (us(times.total), parts.iter().sum::<f64>());
+        let [first, recording, mapping] = parts;
+        let sampled: [f64; SAMPLED] =
+            [total, fits, total - 2.0 * fits, first, recording, mapping, total - known - fits];
+        Ok(sampled.to_vec())
     }
 
-    fn verify(&mut self, routing: usize) -> Result<bool, OpError> {
+    /// Operations of the step's graph.
+    fn nodes(&self) -> usize {
+        self.runner.graph().map_or(0, StepGraph::node_count)
+    }
+
+    /// Whether a recovered step has the right outputs, and the calls of the driver that it took.
+    fn verify(&mut self, routing: usize) -> Result<(bool, Vec<CallTime>), OpError> {
         self.reset()?;
         self.layers.poison(self.part)?;
-        self.step(routing, true)?;
+        let (recovered, calls) = clock_calls(|| self.step(routing, true));
+        recovered?;
         self.part.meet("the last step is over")?;
         let wrong = self.layers.check(self.part, routing, Results::Synthetic, false)?;
         let verified = self.part.all_right(wrong)?;
         // The next runner begins with the rows that this one began with.
         self.reset()?;
         self.runner.invalidate();
-        Ok(verified)
+        Ok((verified, calls))
     }
 
     /// Back to the rows that do not suffice, with a graph for them.

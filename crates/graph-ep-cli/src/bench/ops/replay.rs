@@ -49,9 +49,14 @@ impl<B: Backend> Program<B> {
     /// Queues or records it.
     pub(super) fn queue(&self, step: &mut Step<'static, B>) -> Result<(), BodyError> {
         for layer in &self.layers {
-            layer.dispatch(&self.lane, step)?;
             let receiver = layer.receiver();
             let received = receiver.received(step.row_limit(&receiver.set));
+            if step.options().mode_of_step() == StepMode::Rounds {
+                layer
+                    .rounds(&self.lane, step, |step| self.experts.queue(step.queue(), &received))?;
+                continue;
+            }
+            layer.dispatch(&self.lane, step)?;
             self.experts.queue(step.queue(), &received)?;
             layer.combine(&self.lane, step)?;
         }

@@ -1,10 +1,12 @@
 //! One more round: a step whose layers take one window each, and one whose layers take another for what
 //! is left over.
 //!
-//! Nothing stands between dispatch and combine. The difference of the two is what a window more costs
-//! beyond its rows. Both replay one routing over and over: how many windows a layer takes depends on it.
+//! Nothing stands between dispatch and combine. Times are those of one layer: of a replay, divided by its
+//! layers. The difference of the two is what one more round of one layer costs: few rows are left over for
+//! it, and the others move in either. Both replay one routing over and over: how many windows a layer
+//! takes depends on it.
 
-use graph_ep::{Backend, StepGraph, StepMode, StepOptions};
+use graph_ep::{Backend, DispatchError, StepGraph, StepMode, StepOptions};
 
 use super::error::OpError;
 use super::layers::{Layers, NOBODY, Receive};
@@ -31,9 +33,20 @@ pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpEr
     let fewer: Vec<u32> = fewer.collect();
     let too_few = fewer.iter().any(|rows| *rows < least);
     if part.most("whether a window can be too small", f64::from(u8::from(too_few)))? == 0.0 {
-        entries.push(windows(part, &fewer)?);
+        let more = windows(part, &fewer)?;
+        let one = &entries[0].time;
+        let rounds = (windows_of(&more) - windows_of(&entries[0])).max(1.0);
+        let each = (more.time.median_us - one.median_us) / rounds;
+        entries.push(more.with("one more round of one layer us", each));
     }
     Ok(entries)
+}
+
+/// The name of a detail: the most windows that a layer takes on any rank.
+const WINDOWS: &str = "windows of a layer at most";
+
+fn windows_of(entry: &Entry) -> f64 {
+    entry.details.get(WINDOWS).copied().unwrap_or(1.0)
 }
 
 /// Measures a step with these receive rows for its layers.
@@ -48,7 +61,7 @@ fn windows<B: Backend>(part: &Part<'_, B>, capacity: &[u32]) -> Result<Entry, Op
         part.align.queue(step.queue())?;
         step.queue().reach(&marks.from)?;
         for layer in &layers.layers {
-            layer.rounds(&lane, step)?;
+            layer.rounds(&lane, step, |_| Ok::<(), DispatchError>(()))?;
         }
         Ok(step.queue().reach(&marks.to)?)
     })?;
@@ -69,5 +82,7 @@ fn windows<B: Backend>(part: &Part<'_, B>, capacity: &[u32]) -> Result<Entry, Op
     let windows = part.most("windows of a step", f64::from(windows))?;
     let count = layers.layers.len();
     let case = part.case(Op::Round, &format!("W={windows}"), true, count);
-    part.entry(case, &samples, count, (part.halves.pair(), None), verified)
+    let entry = part.entry(case, &samples, count, (part.halves.pair(), None), verified)?;
+    let nodes = graph.node_count() as f64;
+    Ok(entry.with(WINDOWS, windows).with("layers", count as f64).with("nodes", nodes))
 }

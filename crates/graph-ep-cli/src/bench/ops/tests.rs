@@ -74,13 +74,29 @@ fn measured_on(
     })
 }
 
-const ALL: [Op; 7] =
-    [Op::Dispatch, Op::Combine, Op::Pair, Op::Replay, Op::Grow, Op::Recover, Op::Round];
+const ALL: [Op; 9] = [
+    Op::Dispatch,
+    Op::Combine,
+    Op::Pair,
+    Op::Replay,
+    Op::Grow,
+    Op::Recover,
+    Op::Round,
+    Op::Host,
+    Op::Counters,
+];
 
 #[test]
 fn every_operation_is_measured_and_verified_and_ranks_agree() {
     let shape = Shape { tokens: 20, ranks: 3, experts: 9, ..shape() };
-    let all = Measured { shape, ops: ALL.to_vec(), layers: 2, step_layers: 3, against: false };
+    let all = Measured {
+        shape,
+        ops: ALL.to_vec(),
+        layers: 2,
+        step_layers: 3,
+        against: false,
+        bare: false,
+    };
     let ranks = measured(&all, |_| Given::new(&shape, 3, 1));
     for (entries, end) in &ranks {
         assert!(end.is_ok(), "{end:?}");
@@ -109,6 +125,10 @@ fn every_operation_is_measured_and_verified_and_ranks_agree() {
             "recover device-counted",
             "round W=1",
             "round W=2",
+            "host recover",
+            "host rounds",
+            "counters counters and record",
+            "counters counters",
         ]
     );
     let of = |op: Op| ranks[0].0.iter().find(|entry| entry.case.op == op).expect("measured");
@@ -118,6 +138,26 @@ fn every_operation_is_measured_and_verified_and_ranks_agree() {
     // Two layers, each sampled in both replays.
     assert_eq!((dispatch.time.samples, pair.time.samples), (4, 2));
     assert!(of(Op::Replay).host_us.is_some());
+    let recovered = &of(Op::Recover).details;
+    // Its beginning and its end, and of each layer a dispatch, experts and a combine.
+    assert!(
+        recovered["nodes"] >= 2.0 + 3.0 * 3.0 && recovered["recording us"] > 0.0,
+        "{recovered:?}"
+    );
+    let windows: Vec<f64> = ranks[0]
+        .0
+        .iter()
+        .filter(|entry| entry.case.op == Op::Round)
+        .map(|entry| entry.details["windows of a layer at most"])
+        .collect();
+    assert_eq!(windows, [1.0, 2.0]);
+    let more = ranks[0]
+        .0
+        .iter()
+        .filter(|entry| entry.details.contains_key("one more round of one layer us"));
+    assert_eq!(more.count(), 1);
+    assert!(of(Op::Host).host_us > Some(0.0) && of(Op::Host).details.contains_key("settling us"));
+    assert!(of(Op::Counters).details.contains_key("record us"));
 }
 
 #[test]
@@ -125,14 +165,16 @@ fn rows_that_do_not_match_their_routing_are_no_success() {
     // Rank 1 has other tokens than rank 0 is told it has.
     let shape = Shape { dtype: Dtype::Fp32, ..shape() };
     let ops = vec![Op::Dispatch, Op::Combine, Op::Pair];
-    let measured =
-        measured(&Measured { shape, ops, layers: 1, step_layers: 3, against: false }, |rank| {
+    let measured = measured(
+        &Measured { shape, ops, layers: 1, step_layers: 3, against: false, bare: false },
+        |rank| {
             let own = Given::new(&shape, 3, 1);
             match rank {
                 0 => own,
                 _ => Given { rows: Given::new(&shape, 3, 2).rows, inputs: own.inputs },
             }
-        });
+        },
+    );
     for (entries, end) in measured {
         assert!(end.is_ok(), "{end:?}");
         assert_eq!(entries.len(), 3);
@@ -148,6 +190,7 @@ fn a_rank_that_fails_ends_the_others() {
         layers: 1,
         step_layers: 3,
         against: false,
+        bare: false,
     };
     // Rank 1 has memory for everything but what it is to grow by.
     let backend = |rank| {

@@ -90,7 +90,7 @@ impl Axis {
 /// Layers of a step. How many an exchange is measured over follows from its size, and means nothing.
 fn layers(case: &Case) -> usize {
     match case.op {
-        Op::Replay | Op::Recover => case.layers,
+        Op::Replay | Op::Recover | Op::Host | Op::Counters => case.layers,
         _ => 0,
     }
 }

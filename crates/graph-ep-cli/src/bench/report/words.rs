@@ -27,6 +27,10 @@ pub enum Op {
     Recover,
     /// A step that works through its rows in several windows
     Round,
+    /// What the host spends on a step that fits
+    Host,
+    /// Layers with and without the counters and the record of a step
+    Counters,
 }
 
 /// Whose code ran.
@@ -142,7 +146,7 @@ mod tests {
     fn words_are_those_documented() {
         let words = |all: &[String]| all.join(" ");
         let ops: Vec<_> = Op::value_variants().iter().map(Op::to_string).collect();
-        assert_eq!(words(&ops), "dispatch combine pair replay grow recover round");
+        assert_eq!(words(&ops), "dispatch combine pair replay grow recover round host counters");
         let layouts: Vec<_> =
             LayoutChoice::value_variants().iter().map(|l| l.to_string()).collect();
         assert_eq!(words(&layouts), "expert flat");

@@ -61,6 +61,7 @@ fn measured(join: Join<HostBackend>) -> Vec<Vec<Entry>> {
         layers: 2,
         step_layers: 0,
         against: true,
+        bare: false,
     };
     let given = Given::new(&shape, 2, 1);
     thread::scope(|scope| {
