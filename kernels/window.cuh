@@ -1,9 +1,9 @@
 // The longest prefix of the items that are left whose rows, each expert's padded to the alignment, fit
 // the capacity. An item is taken whole or not at all.
 //
-// Where all that is left fits, which the counts alone tell, the lists are not looked at. Else the end is
-// found from the largest power of two down: the rows of a prefix grow with it, so a stretch that does
-// not fit behind what is taken already rules out every longer one.
+// Where all that is left fits, which the counts alone tell, the lists are not looked at. Else every item is
+// looked at once, in order, until one does not fit: by the numbers of its pairs it is known which of them
+// begin a new group of rows, so that the rows of a prefix are a sum over its items.
 //
 // Written over parameter blocks that have the fields of `WindowParams`; one block calls these.
 #pragma once
@@ -45,30 +45,80 @@ __device__ __forceinline__ u32 left_of(const Params &p, const Blocks &blocks, u3
     return all - at<const u32>(p.handle.taken)[expert];
 }
 
-// Adds `sign` for each pair of `count` items from `first` on to the experts' counts; returns the pairs.
-// The counts are those that the experts will see; nothing else looks at them yet.
+// The slots of an item's first pairs, kept from when they are read until it is known whether the item is
+// taken.
+constexpr u32 KEPT = 4;
+
+// One item that is left, as a thread sees it.
+struct Candidate {
+    u32 source = 0;
+    // Of the items of the source for this rank.
+    u32 place = 0;
+    Item item{};
+    u32 slots[KEPT];
+    // Rows by which a prefix grows that it ends.
+    u32 rows = 0;
+};
+
+// Rows by which a prefix grows with a pair behind it: those of a new group, if it is the first of one. Pairs
+// of an expert are numbered in the order of the items.
 template <typename Params>
-__device__ __forceinline__ u32 add_items(const Params &p, const Blocks &blocks, u32 first,
-                                         u32 count, i32 sign) {
+__device__ __forceinline__ u32 rows_of(const Params &p, u32 source, u32 slot, u32 index) {
     const Geometry &g = p.geometry;
+    const u32 base = at<const u32>(p.handle.bases)[u64(source) * g.slots + slot];
+    const u32 number = base + index - at<const u32>(p.handle.taken)[slot];
+    return number % g.alignment == 0 ? g.alignment : 0;
+}
+
+// The item at `position` of all items for this rank.
+template <typename Params>
+__device__ __forceinline__ Candidate look_at(const Params &p, const Blocks &blocks, u32 position) {
     const u32 *source_items = at<const u32>(p.handle.source_items);
-    i32 *counts = at<i32>(p.handle.tokens_per_expert);
-    u32 added = 0;
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
-        const u32 position = first + i;
-        u32 source = 0;
-        while (source_items[source + 1] <= position) {
-            ++source;
-        }
-        const items::Lists lists(g, blocks, source);
-        const u32 place = position - source_items[source];
-        const Item item = lists.item(place);
-        for (u32 pair = 0; pair < item.pairs; ++pair) {
-            atomicAdd(counts + lists.pair(place, item, pair).slot, sign);
-        }
-        added += item.pairs;
+    Candidate found;
+    while (source_items[found.source + 1] <= position) {
+        ++found.source;
     }
-    return scan::block_sum(added);
+    found.place = position - source_items[found.source];
+    const items::Lists lists(p.geometry, blocks, found.source);
+    found.item = lists.item(found.place);
+    // All in flight at once.
+    u32 indices[KEPT];
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) {
+        if (i < found.item.pairs) {
+            const Pair pair = lists.pair(found.place, found.item, i);
+            found.slots[i] = pair.slot;
+            indices[i] = pair.index;
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) {
+        if (i < found.item.pairs) {
+            found.rows += rows_of(p, found.source, found.slots[i], indices[i]);
+        }
+    }
+    for (u32 i = KEPT; i < found.item.pairs; ++i) {
+        const Pair pair = lists.pair(found.place, found.item, i);
+        found.rows += rows_of(p, found.source, pair.slot, pair.index);
+    }
+    return found;
+}
+
+// Adds its pairs to the experts' counts, which are those that the experts will see; nothing else looks at
+// them yet.
+template <typename Params>
+__device__ __forceinline__ void add(const Params &p, const Blocks &blocks, const Candidate &taken) {
+    i32 *counts = at<i32>(p.handle.tokens_per_expert);
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) {
+        if (i < taken.item.pairs) {
+            atomicAdd(counts + taken.slots[i], 1);
+        }
+    }
+    for (u32 i = KEPT; i < taken.item.pairs; ++i) {
+        const items::Lists lists(p.geometry, blocks, taken.source);
+        atomicAdd(counts + lists.pair(taken.place, taken.item, i).slot, 1);
+    }
 }
 
 // Counts of the experts are zero before this, and those of the window afterwards.
@@ -76,27 +126,27 @@ template <typename Params>
 __device__ __forceinline__ Taken take_some(const Params &p, const Blocks &blocks, u32 begin,
                                            u32 left, u32 capacity) {
     const Geometry &g = p.geometry;
-    if (g.flat != 0) {
-        const u32 items = min(capacity / g.alignment * g.alignment, left);
-        return Taken{items, add_items(p, blocks, begin, items, 1)};
-    }
+    // In the flat layout every item has a row.
+    const u32 most = g.flat != 0 ? min(capacity / g.alignment * g.alignment, left) : left;
     Taken taken{};
-    for (u32 stretch = 1u << (31 - __clz(left)); stretch > 0; stretch /= 2) {
-        if (stretch > left - taken.items) {
-            continue;
+    u32 rows = 0;
+    for (u32 first = 0; first < most && rows <= capacity; first += blockDim.x) {
+        const bool mine = first + threadIdx.x < most;
+        const Candidate candidate =
+            mine ? look_at(p, blocks, begin + first + threadIdx.x) : Candidate{};
+        u32 more = 0;
+        const u32 before = g.flat != 0 ? 0 : scan::block_exclusive(candidate.rows, more);
+        // Rows only grow: whatever fits comes before all that does not.
+        const bool fits =
+            mine && (g.flat != 0 || rows + before + candidate.rows <= capacity);
+        if (fits) {
+            add(p, blocks, candidate);
         }
-        const u32 first = begin + taken.items;
-        const u32 pairs = add_items(p, blocks, first, stretch, 1);
-        __syncthreads();
-        const u32 rows = padded_rows(g, [&](u32 expert) { return count_of(p, expert); });
-        if (rows <= capacity) {
-            taken.items += stretch;
-            taken.pairs += pairs;
-        } else {
-            add_items(p, blocks, first, stretch, -1);
-        }
-        __syncthreads();
+        taken.items += u32(__syncthreads_count(fits));
+        taken.pairs += scan::block_sum(fits ? candidate.item.pairs : 0);
+        rows += more;
     }
+    __syncthreads();
     return taken;
 }
 

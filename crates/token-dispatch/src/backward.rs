@@ -303,7 +303,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Regather>(
                 &inner.kernels.regather,
-                launch::items(&inner.geometry, inner.geometry.sum_bytes, self.blocks()),
+                launch::items_and_padding(&inner.geometry, inner.geometry.sum_bytes, self.blocks()),
                 &params,
                 &uses,
                 &self.keep(handle),

@@ -483,7 +483,7 @@ impl<B: Backend> Lane<B> {
         Ok(unsafe {
             step.queue().launch::<kernels::Gather>(
                 &inner.kernels.gather,
-                launch::items(&inner.geometry, inner.geometry.row_bytes, self.blocks()),
+                launch::items_and_padding(&inner.geometry, inner.geometry.row_bytes, self.blocks()),
                 &params,
                 &uses,
                 &self.keep(args.handle),

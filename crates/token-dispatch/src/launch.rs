@@ -172,6 +172,20 @@ pub(crate) fn items(g: &Geometry, row_bytes: u32, budget: u32) -> LaunchShape {
     rows(u64::from(g.world) * u64::from(g.max_tokens), row_bytes, budget)
 }
 
+/// The same, where warps also see to every row of padding that there may be: with few tokens most rows are
+/// padding.
+pub(crate) fn items_and_padding(g: &Geometry, row_bytes: u32, budget: u32) -> LaunchShape {
+    let items = u64::from(g.world) * u64::from(g.max_tokens);
+    let pieces = items * u64::from(row_bytes.div_ceil(PIECE_BYTES).max(1));
+    // An expert that has rows lacks some of a group at most; in the flat layout none has rows of its own.
+    let experts = match g.flat {
+        0 => (items * u64::from(g.top_k)).min(g.local_experts.into()),
+        _ => 0,
+    };
+    let padding = experts * u64::from(g.alignment - 1);
+    LaunchShape::new(blocks(pieces + padding, ROW_THREADS, budget), ROW_THREADS)
+}
+
 /// Tokens to be staged beside lists that one block builds.
 pub(crate) fn route(g: &Geometry, budget: u32) -> LaunchShape {
     let warps = u64::from(LIST_THREADS / WARP);
@@ -212,6 +226,13 @@ mod tests {
         assert_eq!(rows(0, 512, 132), LaunchShape::new(1, 256));
         assert_eq!(items(&small, small.row_bytes, 132).blocks, 1);
         assert_eq!(route(&small, 132).blocks, 2);
+        // Two items with eight experts each, sixteen rows to a group but one.
+        let few = Geometry { alignment: 16, ..geometry(256, 2, 1) };
+        assert_eq!(items(&few, few.row_bytes, 132).blocks, 1);
+        assert_eq!(items_and_padding(&few, few.row_bytes, 132).blocks, (2 * 4 + 16 * 15) / 8);
+        assert_eq!(items_and_padding(&few, few.row_bytes, 16).blocks, 16);
+        let flat = Geometry { flat: 1, ..few };
+        assert_eq!(items_and_padding(&flat, few.row_bytes, 132), items(&flat, few.row_bytes, 132));
         let large = geometry(256, 8, 4096);
         assert_eq!(items(&large, large.row_bytes, 132).blocks, ROW_BLOCKS);
         assert_eq!(route(&large, 132).blocks, ROW_BLOCKS);
