@@ -9,6 +9,7 @@ use graph_ep::{BackendError, Kernel};
 use graph_ep_kernels::{HEADERS, limits};
 
 use crate::args::{Dtype, NumberError, number};
+use crate::run::device::NO_COUNTERS;
 use crate::soak::kernels as soak;
 use crate::verdict::Verdict;
 
@@ -34,6 +35,10 @@ pub struct CompileArgs {
     /// Element type of tokens on their way
     #[arg(long, value_enum, default_value_t)]
     pub dtype: Dtype,
+
+    /// Kernels that count nothing, as `bench --ops counters` compares with
+    #[arg(long)]
+    pub without_counters: bool,
 }
 
 fn architecture(text: &str) -> Result<String, NumberError> {
@@ -77,7 +82,12 @@ fn kernels(args: &CompileArgs) -> Vec<(KernelSource, Specialization)> {
         .iter()
         .map(|(file, text)| (KernelSource { file, text, headers: HEADERS }, Specialization::new()));
     let soaks = soak::SOURCES.into_iter().map(|source| (source, soak::constants(dtype)));
-    dispatch.chain(experts).chain(limits).chain(soaks).collect()
+    let all = dispatch.chain(experts).chain(limits).chain(soaks);
+    all.map(|(source, constants)| match args.without_counters {
+        true => (source, constants.with(NO_COUNTERS.0, NO_COUNTERS.1)),
+        false => (source, constants),
+    })
+    .collect()
 }
 
 #[cfg(test)]
@@ -93,7 +103,14 @@ mod tests {
     use crate::bench::limits::{Places, Settings, measure};
 
     fn ahead(dtype: Dtype) -> Vec<(KernelSource, Specialization)> {
-        kernels(&CompileArgs { arch: Vec::new(), hidden: 64, top_k: 2, ranks: 1, dtype })
+        kernels(&CompileArgs {
+            arch: Vec::new(),
+            hidden: 64,
+            top_k: 2,
+            ranks: 1,
+            dtype,
+            without_counters: false,
+        })
     }
 
     /// With other constants than those of a rank, what is compiled ahead would not be found by it.

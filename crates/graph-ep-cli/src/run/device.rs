@@ -90,12 +90,16 @@ pub(crate) fn cuda(devices: &[DeviceProperties], rank: usize) -> Result<CudaBack
     CudaBackend::new(cuda_options(devices, rank))
 }
 
+/// The constant with which kernels count nothing.
+pub(crate) const NO_COUNTERS: (&str, u64) = ("COUNTERS", 0);
+
 /// The same with kernels that count nothing, for measuring what counting costs.
 pub(crate) fn cuda_without_counters(
     devices: &[DeviceProperties],
     rank: usize,
 ) -> Result<CudaBackend, BackendError> {
-    CudaBackend::new(cuda_options(devices, rank).with_constant("COUNTERS", 0))
+    let (name, value) = NO_COUNTERS;
+    CudaBackend::new(cuda_options(devices, rank).with_constant(name, value))
 }
 
 fn cuda_options(devices: &[DeviceProperties], rank: usize) -> CudaOptions {

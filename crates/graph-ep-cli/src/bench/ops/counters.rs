@@ -32,8 +32,8 @@ pub(super) fn measure<B: Backend>(part: &Part<'_, B>, bare: bool) -> Result<Vec<
     if bare {
         return Ok(vec![entry(part, &layers, Record::Outside, "none")?]);
     }
-    let both = entry(part, &layers, Record::Timed, "counters and record")?;
-    let counters = entry(part, &layers, Record::Outside, "counters")?;
+    let both = entry(part, &layers, Record::Timed, "with record")?;
+    let counters = entry(part, &layers, Record::Outside, "without record")?;
     let record = both.time.median_us - counters.time.median_us;
     Ok(vec![both.with("record us", record), counters])
 }

@@ -127,8 +127,8 @@ fn every_operation_is_measured_and_verified_and_ranks_agree() {
             "round W=2",
             "host recover",
             "host rounds",
-            "counters counters and record",
-            "counters counters",
+            "counters with record",
+            "counters without record",
         ]
     );
     let of = |op: Op| ranks[0].0.iter().find(|entry| entry.case.op == op).expect("measured");
