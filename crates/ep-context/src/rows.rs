@@ -5,6 +5,8 @@
 //! for the present *capacity*, which is also a word in device memory. Capacity is logical: pages are
 //! larger than rows, and what a page holds beyond the capacity is never used.
 //!
+//! What new rows hold is unspecified until they are written.
+//!
 //! Growing has two halves, so that ranks can agree in between. [`RowSet::plan`] maps memory and
 //! changes nothing that a running graph can see; [`PlannedGrowth::commit`] makes the rows usable, in
 //! stream order, and [`PlannedGrowth::cancel`] gives the memory back. Each change of capacity is a

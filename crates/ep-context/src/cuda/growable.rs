@@ -14,8 +14,8 @@ use crate::backend::{BackendError, GrowableMemory};
 /// those at set-up.
 const PIECE: usize = 64 << 20;
 
-/// The largest piece of a later growth, for which a step may wait: a piece costs some 40 µs, whatever
-/// its size, and calls of all threads of a process wait for each other.
+/// The largest piece of a later growth, for which a step may wait: to map one of 1 GiB takes hardly
+/// longer than one of 64 MiB, and calls of all threads of a process wait for each other.
 const LATER_PIECE: usize = 1 << 30;
 
 /// Addresses reserved for the largest size, with memory behind the present one.
