@@ -125,9 +125,7 @@ class Partials {
     __device__ __forceinline__ void finish(const Unit &unit) {
         pending_ = u64(push::returned(c_.blocks, c_.g(), unit.rank, unit.slot, unit.piece));
     }
-    // Whether there may be a next unit.
-    __device__ __forceinline__ bool more() const { return unit_ < units_; }
-    // While the rows of the next unit are on their way: the flag of the last.
+    // While something else is on its way: the flag of the last.
     __device__ __forceinline__ void flush() {
         if (pending_ != 0) {
             Raiser(Raise{c_.turn}).post(pending_);
@@ -135,6 +133,8 @@ class Partials {
         }
     }
     __device__ __forceinline__ void end() const { Raiser(Raise{c_.turn}).finish(pending_); }
+    // Raises what the warp has left to others, and none of them has seen to yet.
+    static __device__ __forceinline__ void settle(const Context &c) { Raiser(Raise{c.turn}).finish(0); }
 
   private:
     // A note is the address of the flag.

@@ -268,26 +268,26 @@ struct Combine {
         return sum;
     }
 
-    // Partial sums of small pieces.
+    // Partial sums of small pieces. The flag of a warp's last piece may be left for `Partials::settle`.
     __device__ __forceinline__ void push_small() const {
         combine::Partials work(c);
         for (Unit unit = work.next(); unit.out != nullptr; unit = work.next()) {
             add_small(unit).store(unit.out);
             work.finish(unit);
-            if (work.more()) {
-                work.flush();
-            }
+            work.flush();
         }
-        work.end();
     }
 
-    // Sums of small pieces. This rank's own part of a warp's first sum is added up while the headers of other
-    // ranks are on their way.
-    __device__ __forceinline__ void sum_small() const {
+    // Sums of small pieces. This rank's own part of a warp's first sum is added up while what it has pushed, and
+    // the headers of other ranks, are on their way.
+    __device__ __forceinline__ void sum_small(bool pushed) const {
         combine::Sums work(c);
         Destination to;
         Unit unit = work.next_own(to);
         auto own = add_small(unit).rounded();
+        if (pushed) {
+            combine::Partials::settle(c);
+        }
         if (!acquire()) {
             return;
         }
@@ -313,25 +313,31 @@ struct Combine {
 
     __device__ __forceinline__ void run() const {
         // The two halves may come as two operations.
-        if ((c.p.halves & HALF_SEND) != 0) {
-            if (blockIdx.x == 0) {
-                announce();
-            }
-            if (blockIdx.x < c.p.senders) {
-                combine::Partials::prepare(c);
-                if (small()) {
-                    push_small();
-                } else {
-                    stream_all(combine::Partials(c));
-                }
-            }
+        const bool sends = (c.p.halves & HALF_SEND) != 0;
+        const bool receives = (c.p.halves & HALF_RECEIVE) != 0;
+        const bool pushes = sends && blockIdx.x < c.p.senders;
+        if (sends && blockIdx.x == 0) {
+            announce();
         }
-        if ((c.p.halves & HALF_RECEIVE) != 0) {
-            if (small()) {
-                sum_small();
-            } else if (acquire()) {
+        if (pushes) {
+            combine::Partials::prepare(c);
+        }
+        if (!small()) {
+            if (pushes) {
+                stream_all(combine::Partials(c));
+            }
+            if (receives && acquire()) {
                 stream_all(combine::Sums(c));
             }
+            return;
+        }
+        if (pushes) {
+            push_small();
+        }
+        if (receives) {
+            sum_small(pushes);
+        } else if (pushes) {
+            combine::Partials::settle(c);
         }
     }
 

@@ -99,14 +99,11 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
     let words = columns * (warps + 1).min(LIST_BYTES as u32 / 4 / columns);
     let budget = budget.max(LEAST_BLOCKS);
     let listers = tokens.div_ceil(LISTED_TOKENS).clamp(1, MOST_LISTERS).min(budget.div_ceil(4));
-    // A few blocks keep the links busy; all others receive meanwhile. Where there are few pieces, as many
-    // blocks send as have one for every warp.
+    // A few blocks keep the links busy; all others receive meanwhile.
     let sent = u64::from(tokens) * u64::from(g.row_pieces);
-    let few = sent <= u64::from(warps) * u64::from(budget);
-    let most = if few { budget / 2 } else { budget / 4 };
     let senders = match g.world {
         1 => 0,
-        _ => sent.div_ceil(warps.into()).clamp(1, most.max(1).into()) as u32,
+        _ => sent.div_ceil(warps.into()).clamp(1, (budget / 4).max(1).into()) as u32,
     };
     // As much may come from every rank, and every pair may bring an expert its padding, a row of which
     // several warps clear.
