@@ -1,3 +1,4 @@
+#include "scan.cuh"
 #include "stale.cuh"
 
 // Publishes the record of the step, and holds back later steps after an overflow. One block.
@@ -8,6 +9,11 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const u32 kept = min(state->dispatches, p.max_dispatches);
     const u64 record = p.ring + u64(step % p.records) * p.stride;
     u32 *sequence = at<u32>(record);
+    __shared__ u64 fault;
+    if (threadIdx.x == scan::WARP) {
+        // Looks across the bus, while another warp's fence waits for it.
+        fault = wait::Waiter(p.wait).fault(wait::Phase::Record);
+    }
     if (threadIdx.x == 0) {
         // A reader that still looks at the record that was here before sees that it is going.
         ptx::store_relaxed_sys(sequence, 0);
@@ -28,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         header->dispatches = state->dispatches;
         header->windows = state->windows;
         header->capacity = state->capacity;
-        header->fault = wait::Waiter(p.wait).fault(wait::Phase::Record);
+        header->fault = fault;
         header->dropped = state->dropped;
         header->delivered = state->delivered;
         header->invalid_ids = state->invalid_ids;
