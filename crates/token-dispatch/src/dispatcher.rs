@@ -46,6 +46,8 @@ pub(crate) struct Inner<B: Backend> {
     pub(crate) lanes: Vec<Arc<LaneMemory<B>>>,
     /// Whether static steps push.
     pub(crate) pushes: bool,
+    /// Whether a device is used by more than one rank of the group.
+    shares_devices: bool,
     /// The most blocks of a kernel that fills multiprocessors.
     pub(crate) blocks: u32,
     /// The same for one that waits with all of them: those of all lanes are resident at once.
@@ -207,6 +209,7 @@ impl<B: Backend> TokenDispatcher<B> {
                 shared: Arc::new(shared),
                 lanes,
                 pushes,
+                shares_devices: share.ranks > 1,
                 blocks,
                 push_blocks,
                 shared_bytes_per_block: context.backend().processors().shared_bytes_per_block,
@@ -230,6 +233,12 @@ impl<B: Backend> TokenDispatcher<B> {
     /// [`Transfer`].
     pub fn pushes(&self) -> bool {
         self.inner.pushes
+    }
+
+    /// Whether any device is used by several ranks of the group: the same on all ranks. What occupies a
+    /// device for a while there, such as making a graph with loops ready, is in the way of others.
+    pub fn shares_devices(&self) -> bool {
+        self.inner.shares_devices
     }
 
     /// Expert slots of this rank.

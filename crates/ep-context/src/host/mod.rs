@@ -48,13 +48,14 @@ use operation::Operation;
 pub struct HostOptions {
     label: String,
     memory: MemoryAccount,
+    processors: Vec<u8>,
 }
 
 impl HostOptions {
     /// A rank without a memory limit. `label` stands before the stream's name in the names of
     /// threads, and in errors.
     pub fn new(label: impl Into<String>) -> Self {
-        Self { label: label.into(), memory: MemoryAccount::new(None) }
+        Self { label: label.into(), memory: MemoryAccount::new(None), processors: Vec::new() }
     }
 
     /// Counts the pages of this rank in `memory`, which stands for the memory of a device: ranks
@@ -62,6 +63,14 @@ impl HostOptions {
     #[must_use]
     pub fn with_memory(mut self, memory: MemoryAccount) -> Self {
         self.memory = memory;
+        self
+    }
+
+    /// Runs on processors of this name. Ranks that give the same name act as ranks that share a GPU do,
+    /// though none is in another's way here.
+    #[must_use]
+    pub fn with_processors(mut self, name: impl Into<String>) -> Self {
+        self.processors = name.into().into_bytes();
         self
     }
 }
@@ -303,7 +312,11 @@ impl Backend for HostBackend {
 
     fn processors(&self) -> Processors {
         // An operation is one thread, whatever its grid.
-        Processors { device: Vec::new(), multiprocessors: 1 << 10, shared_bytes_per_block: 1 << 16 }
+        Processors {
+            device: self.inner.options.processors.clone(),
+            multiprocessors: 1 << 10,
+            shared_bytes_per_block: 1 << 16,
+        }
     }
 
     fn blocking_calls(&self) -> u64 {
