@@ -21,7 +21,8 @@ pub enum Phase {
     Combine = 2,
     /// The closing round of a step that ends in a dispatch.
     Acknowledge = 3,
-    /// Waiting for every rank's word before a step is replayed.
+    /// Waiting for every rank's word before a step is replayed, or before one that all have to record
+    /// at once is launched.
     Agreement = 4,
     /// Mapping more memory behind a receive buffer.
     Growth = 5,

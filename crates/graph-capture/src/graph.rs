@@ -35,7 +35,9 @@ impl<'a, B: Backend> StepGraph<'a, B> {
     /// records instead of running; it ends when `body` returns, fails or panics.
     ///
     /// Local: ranks need not record at the same time, but all of them replay the same dispatches and
-    /// combines in the same order. May allocate and synchronise.
+    /// combines in the same order. May allocate and synchronise. In rounds this takes the device, on which
+    /// no rank may wait for another meanwhile: ranks that share one meet between recording and the first
+    /// replay.
     ///
     /// # Errors
     ///

@@ -12,6 +12,11 @@ pub trait EngineGraph<B: Backend>: Send {
     /// step, and when the receive capacity for which it was captured changes: on this rank alone or on
     /// several, between steps, while no rank waits on the device.
     ///
+    /// Ready is a graph that is instantiated and, if it has loops, uploaded (`cuGraphUpload`): where ranks
+    /// share a device and steps run in rounds, all ranks are in here [at the same
+    /// time](crate::StepRunner#in-rounds-on-a-shared-device), and none launches before all have returned.
+    /// What is left to the first launch takes a device that may be occupied for good by then.
+    ///
     /// # Errors
     ///
     /// Whatever keeps the engine from it. Nothing is launched then.

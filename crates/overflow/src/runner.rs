@@ -15,8 +15,10 @@ use crate::policy::{OverflowPolicy, RecoverySettings};
 use crate::report::{Outcome, StepReport, StepTimes};
 use crate::source::Source;
 
+mod meeting;
 mod recovery;
 
+use meeting::Meeting;
 use recovery::Recovery;
 
 /// What a step does: queues its dispatches, experts and combines. Called once for every recording,
@@ -30,12 +32,26 @@ pub type StepBody<B> =
 /// Every rank has its own runner, with the same settings, and all of them run the same steps in the
 /// same order. Inputs lie in device memory that the body captured; write new ones before each
 /// [`run`](StepRunner::run), and leave them until it returns.
+///
+/// # In rounds on a shared device
+///
+/// A graph with loops cannot be made ready on a device on which a rank waits for another. Where ranks of
+/// the group [share a device](TokenDispatcher::shares_devices), steps in rounds are therefore recorded by
+/// all ranks at once: they meet before the first launch, at the next one after [`StepRunner::run_eager`]
+/// and [`StepRunner::invalidate`], and after a step behind which the capacity of any of them changes. No
+/// other launch waits for another rank, and none does where each rank has a device of its own.
+///
+/// So all ranks launch and settle in the same order there. A rank that has to record at another time,
+/// since its row set was changed by others than this runner, does so by itself, and if the device is not
+/// given to it, its peers' deadline ends the step. Call [`StepRunner::invalidate`] on all ranks after such a change.
 pub struct StepRunner<B: Backend> {
     dispatcher: TokenDispatcher<B>,
     stream: B::Stream,
     rows: RowSet<B>,
     settings: RecoverySettings,
     between: BetweenSteps,
+    /// Where all ranks record at once.
+    meeting: Option<Meeting>,
     source: Source<B>,
     hooks: Box<dyn RecoveryHooks>,
 }
@@ -117,12 +133,14 @@ impl<B: Backend> StepRunner<B> {
         let mut fields = settings.fields();
         fields.push(("runs_eagerly", source.refuses_eager().is_none().to_string()));
         dispatcher.context().agree("recovery settings", &fields)?;
+        let loops = settings.overflow == OverflowPolicy::Rounds;
         Ok(Self {
             dispatcher: dispatcher.clone(),
             stream,
             rows,
             settings,
             between,
+            meeting: (loops && dispatcher.shares_devices()).then(Meeting::new),
             source,
             hooks: Box::new(NoHooks),
         })
@@ -162,9 +180,11 @@ impl<B: Backend> StepRunner<B> {
     }
 
     /// Drops the recorded graph; the next step records a new one. For when the body would queue
-    /// something else now.
+    /// something else now. On all ranks between the same steps [where they record at
+    /// once](StepRunner#in-rounds-on-a-shared-device).
     pub fn invalidate(&mut self) {
         self.source.discard();
+        self.meeting.iter_mut().for_each(Meeting::call);
     }
 
     /// Runs one step to its end: replays the graph, waits for the record, and recovers the step if it
@@ -185,11 +205,17 @@ impl<B: Backend> StepRunner<B> {
     ///
     /// # Errors
     ///
-    /// What keeps the step from being recorded or launched.
+    /// What keeps the step from being recorded or launched. Where ranks [record at
+    /// once](StepRunner#in-rounds-on-a-shared-device), [`OverflowError::Context`] too: with
+    /// [`RendezvousError::Peer`](ep_context::rendezvous::RendezvousError::Peer) if another could not
+    /// record, which leaves the group as it was, able to record again; with the ranks that did not come
+    /// within the deadline of [`Phase::Agreement`](ep_context::Phase::Agreement), which ends it.
     pub fn launch(&mut self) -> Result<Launched, OverflowError> {
         let mut tally = Tally::default();
         let capacity_before = self.rows.capacity();
-        if !self.source.is_current() {
+        if self.meeting.as_ref().is_some_and(Meeting::is_due) {
+            self.record_together(&mut tally)?;
+        } else if !self.source.is_current() {
             self.record(&mut tally)?;
         }
         let backend = self.dispatcher.context().backend();
@@ -285,6 +311,8 @@ impl<B: Backend> StepRunner<B> {
             let (operation, rank) = ("eager step", self.dispatcher.context().rank());
             return Err(DispatchError::Order { operation, rank, reason: reason.to_owned() }.into());
         }
+        // Any rank may grow on the way.
+        self.meeting.iter_mut().for_each(Meeting::call);
         let mut tally = Tally::default();
         let capacity_before = self.rows.capacity();
         let backend = self.dispatcher.context().backend().clone();
@@ -320,11 +348,15 @@ impl<B: Backend> StepRunner<B> {
         tally: &mut Tally,
     ) -> Result<(), OverflowError> {
         let capacity = self.rows.capacity();
+        let alignment = self.dispatcher.config().alignment();
+        if let Some(meeting) = &mut self.meeting {
+            meeting.follow(kept, overflowed, alignment);
+        }
         let wanted = self.between.after_step(StepSummary {
             own_capacity: capacity,
             required: &kept.required,
             overflowed: overflowed || kept.peak() > capacity,
-            alignment: self.dispatcher.config().alignment(),
+            alignment,
             limit_rows: self.limit(),
         });
         if wanted == capacity {
