@@ -43,9 +43,6 @@ pub trait TestBackend: Sized + 'static {
     /// in a piece that is mapped needs no memory.
     const PAGE_BYTES: usize = 4096;
 
-    /// The most ranks whose steps can run in rounds beside each other.
-    const RANKS_IN_ROUNDS: usize = usize::MAX;
-
     /// How rows get from rank to rank.
     const TRANSFER: Transfer = Transfer::Auto;
 

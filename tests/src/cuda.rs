@@ -56,8 +56,6 @@ impl<const PUSH: bool> TestBackend for CudaRanks<PUSH> {
     // A kernel that traps takes the device's context with it, and that of every other test.
     const OPERATIONS_MAY_BREAK: bool = false;
     const PAGE_BYTES: usize = 2 << 20;
-    // Where more share a GPU, graphs with loops wait for each other to be started.
-    const RANKS_IN_ROUNDS: usize = 3;
 
     fn missing() -> Option<String> {
         gpus().as_ref().err().cloned()

@@ -248,6 +248,19 @@ impl<T: TestBackend> Rig<T> {
         StepGraph::record(self.group.dispatcher(), self.group.stream(), options, self.body())
     }
 
+    /// Records the step in rounds, on all ranks before any of them launches it, as ranks that share a device
+    /// have to. Collective.
+    ///
+    /// # Panics
+    ///
+    /// If that is refused.
+    pub fn record_rounds(&self) -> StepGraph<'static, T::Backend> {
+        let options = StepOptions::new().mode(StepMode::Rounds);
+        let graph = self.record(options).expect("one token fits");
+        self.meet("all have recorded");
+        graph
+    }
+
     /// Writes the inputs of `step`, replays `graph`, and returns what this rank saw.
     ///
     /// # Panics

@@ -107,9 +107,6 @@ pub fn steps_in_pieces_equal_the_oracle<T: TestBackend>() {
 pub fn embedded_rounds_equal_the_oracle<T: TestBackend>() {
     let case =
         Case { skew: Skew::Rotating, layers: 2, tokens: vec![6, 9], ..Case::new(2) }.capacity(8);
-    if !super::rounds::possible::<T>("embedded_rounds_equal_the_oracle", case.world()) {
-        return;
-    }
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut graphs = Graphs::of(&rig);
@@ -180,9 +177,6 @@ pub fn stale_replays_are_told_to_all_ranks<T: TestBackend>() {
 /// The same in rounds, where a stale rank makes no trip.
 pub fn stale_rounds_are_told_to_all_ranks<T: TestBackend>() {
     let case = Case { layers: 2, ..Case::new(2) }.capacity(8);
-    if !super::rounds::possible::<T>("stale_rounds_are_told_to_all_ranks", case.world()) {
-        return;
-    }
     let in_rounds = StepOptions::new().mode(StepMode::Rounds);
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);

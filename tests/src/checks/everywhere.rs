@@ -22,15 +22,11 @@ pub fn least_rows(case: &Case) -> u32 {
 /// Where it is not.
 pub fn conforms<T: TestBackend>(what: &str, case: &Case) {
     let case = &case.clone().on::<T>();
-    if !super::rounds::possible::<T>(what, case.world()) {
-        return;
-    }
     let tight = case.clone().capacity(least_rows(case));
     let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &tight);
         let graph = rig.record(StepOptions::new()).expect("it can be recorded");
-        let in_rounds = StepOptions::new().mode(StepMode::Rounds);
-        let rounds = rig.record(in_rounds).expect("one token fits");
+        let rounds = rig.record_rounds();
         let mut runs = vec![
             rig.run(0, StepMode::Static),
             rig.replay(&graph, 1),

@@ -2,8 +2,7 @@
 
 use graph_ep::token_dispatch::ExpertHome;
 use graph_ep::{
-    DispatchError, Error, ExpertMap, GrowthPolicy, Layout, Rank, RecoverySettings, StepMode,
-    StepOptions,
+    DispatchError, Error, ExpertMap, GrowthPolicy, Layout, Rank, RecoverySettings, StepOptions,
 };
 
 use crate::backend::TestBackend;
@@ -127,17 +126,12 @@ pub fn copies_share_the_load<T: TestBackend>() {
 /// Maps change between recovered steps, and between steps in rounds.
 pub fn maps_change_between_recovered_steps_and_rounds<T: TestBackend>() {
     let case = Case { skew: Skew::Rotating, ..base::<T>() };
-    if !super::rounds::possible::<T>("maps_change_between_recovered_steps_and_rounds", case.world())
-    {
-        return;
-    }
     let maps = maps(case.world());
     let least = super::everywhere::least_rows(&case);
     let first = with(&case, &maps[0].1).capacity(least);
     let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &first);
-        let options = StepOptions::new().mode(StepMode::Rounds);
-        let rounds = rig.record(options).expect("one token fits");
+        let rounds = rig.record_rounds();
         let settings = RecoverySettings::new().growth(GrowthPolicy::Exact);
         let mut runner = rig.runner(settings).expect("in range");
         let mut runs = Vec::new();

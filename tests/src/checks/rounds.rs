@@ -19,15 +19,6 @@ fn in_rounds() -> StepOptions {
     StepOptions::new().mode(StepMode::Rounds)
 }
 
-/// Whether so many ranks can run in rounds at once; says that `check` is skipped where they cannot.
-pub(super) fn possible<T: TestBackend>(check: &str, ranks: usize) -> bool {
-    let most = T::RANKS_IN_ROUNDS;
-    if ranks > most {
-        say_skipped(check, &format!("{ranks} ranks, of which {most} can run in rounds at once"));
-    }
-    ranks <= most
-}
-
 /// The windows that `rank` needs for its worst layer, by the rule of the reference.
 pub(super) fn trips(case: &Case, step: usize, rank: usize) -> u32 {
     let of_layer = |layer| {
@@ -40,15 +31,12 @@ pub(super) fn trips(case: &Case, step: usize, rank: usize) -> u32 {
 /// Outputs are those of a run with room, at every capacity from that of a single token; each rank
 /// makes as many trips as its own rows need, none if it has none; one graph serves fresh routing.
 pub fn rounds_equal_the_oracle<T: TestBackend>() {
-    if !possible::<T>("rounds_equal_the_oracle", skewed().on::<T>().world()) {
-        return;
-    }
     // A token may need a group of four rows for each of its two experts on a rank.
     for rows in [[8, 8, 8], [8, 12, 20], [64, 8, 10]] {
         let case = Case { capacity: Some(rows.to_vec()), ..skewed() }.on::<T>();
         let runs = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
-            let graph = rig.record(in_rounds()).expect("it can be recorded");
+            let graph = rig.record_rounds();
             (0..5).map(|step| rig.replay(&graph, step)).collect::<Vec<_>>()
         });
         for (step, runs) in by_step(&runs).iter().enumerate() {
@@ -66,7 +54,7 @@ pub fn rounds_equal_the_oracle<T: TestBackend>() {
     }
 }
 
-/// Groups of 1 to 8 ranks, as far as they can run in rounds at once, with room for one token.
+/// Groups of 1 to 8 ranks, with room for one token.
 pub fn rounds_on_one_to_eight_ranks<T: TestBackend>() {
     for world in [1, 2, 4, 8] {
         let most = T::most_ranks();
@@ -75,15 +63,11 @@ pub fn rounds_on_one_to_eight_ranks<T: TestBackend>() {
             say_skipped(&what, &format!("groups have at most {most}"));
             continue;
         }
-        if !possible::<T>(&what, world) {
-            continue;
-        }
         let case = Case { skew: Skew::Rotating, layers: 4, ..Case::new(world) };
         let case = case.clone().capacity(least_rows(&case));
         let runs = T::on_ranks(world, |env| {
             let rig = Rig::<T>::new(env, &case);
-            let graph = rig.record(in_rounds()).expect("it can be recorded");
-            rig.meet("all have recorded");
+            let graph = rig.record_rounds();
             (0..3).map(|step| rig.replay(&graph, step)).collect::<Vec<_>>()
         });
         for (step, runs) in by_step(&runs).iter().enumerate() {

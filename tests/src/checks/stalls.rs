@@ -12,7 +12,6 @@ use graph_ep::{
 };
 
 use super::failure::{short, with};
-use super::rounds::possible;
 use crate::backend::{PATIENCE, TestBackend, patient};
 use crate::case::Case;
 use crate::kernels::{Stall, StallParams};
@@ -132,23 +131,17 @@ pub fn a_rank_that_stalls_in_its_experts_is_blamed<T: TestBackend>() {
 
 /// The same in the body of a loop on the device.
 pub fn a_rank_that_stalls_in_rounds_is_blamed<T: TestBackend>() {
-    if possible::<T>("a_rank_that_stalls_in_rounds_is_blamed", WORLD) {
-        let expected = (STALLED, Some(Phase::Combine), FaultKind::Timeout);
-        ends_in::<T>(StepMode::Rounds, short(), expected, |_| {});
-    }
+    let expected = (STALLED, Some(Phase::Combine), FaultKind::Timeout);
+    ends_in::<T>(StepMode::Rounds, short(), expected, |_| {});
 }
 
 /// A rank that never launches its rounds is blamed by one whose loop has not begun.
 pub fn a_rank_that_never_begins_its_rounds_is_blamed<T: TestBackend>() {
-    if !possible::<T>("a_rank_that_never_begins_its_rounds_is_blamed", WORLD) {
-        return;
-    }
     let case = Case::new(WORLD);
     let faults = T::on_ranks(WORLD, |env| {
         let rig = Rig::<T>::with(env, &with(&case, short()), &case);
-        let graph = rig.record(StepOptions::new().mode(StepMode::Rounds)).expect("one token fits");
+        let graph = rig.record_rounds();
         rig.write(0);
-        rig.meet("recorded");
         if rig.rank() != STALLED {
             let number = graph.replay(rig.group.stream()).expect("it is queued");
             match rig.wait(number) {
@@ -185,9 +178,7 @@ pub fn an_abort_ends_a_step_whose_experts_stall<T: TestBackend>() {
 
 /// A host that gives up while a peer stalls in the body of its loop.
 pub fn an_abort_ends_rounds_that_stall<T: TestBackend>() {
-    if possible::<T>("an_abort_ends_rounds_that_stall", WORLD) {
-        aborted::<T>(StepMode::Rounds);
-    }
+    aborted::<T>(StepMode::Rounds);
 }
 
 /// After a group that stalled another can be built in the same process, and works.

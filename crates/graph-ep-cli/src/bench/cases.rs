@@ -202,10 +202,6 @@ impl Defaults {
     };
 }
 
-/// Ranks of a GPU whose graphs with loops can run beside each other: where there are more, they wait for
-/// each other to be started.
-const RANKS_IN_ROUNDS: usize = 3;
-
 /// Every combination of what `args` ask for, on so many GPUs; on the host if there are none. All ranks of
 /// a GPU, or of the host, have `memory` bytes together.
 pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
@@ -248,14 +244,12 @@ pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
     let (mut grown, mut compared) = (Vec::new(), Vec::new());
     let measured = shapes.into_iter().map(|shape| {
         let mut ops = asked(args);
-        let crowded = gpus > 0 && shape.ranks.div_ceil(gpus) > RANKS_IN_ROUNDS;
         ops.retain(|op| match op {
             // Experts of this program read values in groups.
-            Op::Replay | Op::Recover => shape.plain() && !shape.flat(),
-            Op::Host => shape.plain() && !shape.flat() && !crowded,
+            Op::Replay | Op::Recover | Op::Host => shape.plain() && !shape.flat(),
             Op::Counters => shape.plain(),
             // Expert outputs that are not the rows themselves would not follow the windows.
-            Op::Round => shape.plain() && !crowded,
+            Op::Round => shape.plain(),
             _ => true,
         });
         // Growth knows nothing of tokens.
@@ -376,7 +370,6 @@ pub(super) mod tests {
         assert_eq!((all.len(), has(Op::Dispatch), has(Op::Round)), (8, 8, 4));
         assert_eq!((has(Op::Replay), has(Op::Recover), has(Op::Grow)), (2, 2, 1));
         assert!(of("--ops replay --layout flat", 2).is_empty());
-        assert!(of("--ops round --ranks 4", 1).is_empty());
         // Twice is once.
         assert_eq!(of("--ops pair,pair --tokens 1", 0)[0].ops, [Op::Pair]);
     }

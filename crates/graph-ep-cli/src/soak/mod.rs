@@ -45,9 +45,6 @@ use cycles::Gauge;
 use report::{Entry, HeldReport, Report, SCHEMA};
 use rig::Sizes;
 
-/// The most ranks that run in rounds beside each other on one GPU.
-const ROUNDS_ON_A_GPU: usize = 3;
-
 /// Why a soak has no verdict.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -210,7 +207,6 @@ fn soak<B: Gauge>(
                 episodes: args.episodes,
                 steps: usual(args.steps, 1000, 60),
                 seed: common.seed,
-                rounds: !on_gpus || per_gpu <= ROUNDS_ON_A_GPU,
                 recover: !on_gpus || per_gpu == 1,
             };
             let mut entries = Vec::with_capacity(args.groups);

@@ -24,8 +24,6 @@ pub(super) struct Limits {
     /// The most steps of an episode.
     pub(super) steps: usize,
     pub(super) seed: u64,
-    /// Whether so many ranks can run in rounds beside each other.
-    pub(super) rounds: bool,
     /// Whether ranks share a device, on which nothing may be allocated while one of them waits: their
     /// steps do not grow, and so do not recover.
     pub(super) recover: bool,
@@ -93,7 +91,6 @@ impl Plan {
         };
         let sizes = Sizes { weighting, ..sizes };
         let possible = |mode: &Mode| match mode {
-            Mode::Rounds => limits.rounds,
             Mode::Drop => ranks <= MOST_DROPPING,
             Mode::Recover => limits.recover,
             _ => true,
@@ -185,8 +182,7 @@ fn episode<B: Backend>(
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { ranks: 2, episodes: 8, steps: 100, seed: 1, rounds: true, recover: true };
+    const LIMITS: Limits = Limits { ranks: 2, episodes: 8, steps: 100, seed: 1, recover: true };
 
     #[test]
     fn plans_are_drawn_from_the_seed_alone() {
@@ -209,10 +205,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_not_drawn() {
-        let limits = Limits { ranks: 8, rounds: false, recover: false, ..LIMITS };
+        let limits = Limits { ranks: 8, recover: false, ..LIMITS };
         for number in 0..40 {
             let plan = Plan::draw(&limits, number);
-            assert!(plan.episodes.iter().all(|(mode, _)| *mode == Mode::Eager));
+            let possible = |mode: &Mode| matches!(mode, Mode::Rounds | Mode::Eager);
+            assert!(plan.episodes.iter().all(|(mode, _)| possible(mode)));
         }
     }
 }
