@@ -68,8 +68,12 @@ struct Combine {
         return c.blocks.of<stamped::Word>(to, g().lane.prefixes) + source;
     }
 
-    // Learns how far every rank will go; whether all said so. Every thread of the block calls it.
+    // Learns how far every rank will go; whether all said so. Every thread of the block calls it. A rank that is
+    // elsewhere says nothing here, which is for the block that looks at headers to find.
     __device__ __forceinline__ bool acquire() const {
+        if (blockIdx.x == 0 && !fold_headers()) {
+            return false;
+        }
         bool failed = false;
         for (u32 peer = threadIdx.x; peer < g().world; peer += THREADS) {
             const stamped::Word *from = prefix_of(g().rank, peer);
@@ -80,10 +84,7 @@ struct Combine {
             }) != 0;
             prefix[peer] = u32(word.high);
         }
-        if (__syncthreads_or(failed)) {
-            return false;
-        }
-        return blockIdx.x != 0 || fold_headers();
+        return !__syncthreads_or(failed);
     }
 
     // Makes sure that every rank is at this combine, and adds what each says to the counters of the step.
