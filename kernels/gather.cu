@@ -50,7 +50,7 @@ __device__ __forceinline__ void bring(const GatherParams &p, const Blocks &block
         RowRef reference{};
         if (scan::lane() < count) {
             const u32 place_in_item = first + scan::lane();
-            reference = place(p, source, arrival, 
+            reference = place(p, source, arrival,
                               lists.pair(place_in_list, item, place_in_item));
             if (first_piece) {
                 at<RowRef>(p.handle.pairs)[begin + place_in_item] = reference;

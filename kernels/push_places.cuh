@@ -222,11 +222,11 @@ class Placing {
         }
         for (u32 i = threadIdx.x; i < geometry.world * geometry.slots; i += THREADS) {
             const u32 slot = i % geometry.slots;
+            const u32 first = slot < geometry.local_experts
+                                  ? u32(at<const i32>(c_.p.handle.expert_offsets)[slot])
+                                  : 0;
             Places(geometry).first(i / geometry.slots, slot) =
-                        at<const u32>(c_.p.handle.bases)[i] +
-                        (slot < geometry.local_experts
-                             ? u32(at<const i32>(c_.p.handle.expert_offsets)[slot])
-                             : 0);
+                first + at<const u32>(c_.p.handle.bases)[i];
         }
         __syncthreads();
         take_turns();

@@ -45,6 +45,8 @@ __device__ __forceinline__ Item item_of(const Geometry &g, const Word &word) {
 // A pair's number among those of its expert is less than the most tokens of a rank, of which there are at
 // most 2^20 where rows are pushed.
 constexpr u32 CHOICE_BITS = 12;
+constexpr u32 MOST_TOKENS = 1 << 20;
+static_assert(MOST_TOKENS <= 1u << (32 - CHOICE_BITS), "a pair's number has the other bits");
 __device__ __forceinline__ Word of(const Pair &pair, u64 turn) {
     return Word{turn << TAG_BITS | pair.slot,
                 u64(__float_as_uint(pair.weight)) << 32 | pair.index << CHOICE_BITS | pair.choice};

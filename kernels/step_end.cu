@@ -1,7 +1,8 @@
 #include "scan.cuh"
 #include "stale.cuh"
 
-// Publishes the record of the step, and holds back later steps after an overflow. One block.
+// Publishes the record of the step, and holds back later steps after an overflow. One block, of two warps
+// at least.
 extern "C" __global__ void __launch_bounds__(256, 2)
     step_end(const __grid_constant__ StepEndParams p) {
     StepState *state = at<StepState>(p.state);

@@ -48,11 +48,11 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        let most = self.check_combine("combine", step, args)?;
+        self.check_combine("combine", step, args)?;
         let pushed = step.was_pushed(self, args.handle.id());
         let ordinal = step.close(self, args.handle.id())?;
         if pushed {
-            return self.push_back(step, args, ordinal, most, HALF_SEND | HALF_RECEIVE);
+            return self.push_back(step, args, ordinal, HALF_SEND | HALF_RECEIVE);
         }
         self.return_sums(step, args, ordinal)?;
         self.reduce(step, args.handle, Some(&args.output), None, ordinal)
@@ -69,10 +69,10 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        let most = self.check_combine("combine_send", step, args)?;
+        self.check_combine("combine_send", step, args)?;
         let ordinal = step.send_back(self, args.handle.id())?;
         if step.was_pushed(self, args.handle.id()) {
-            return self.push_back(step, args, ordinal, most, HALF_SEND);
+            return self.push_back(step, args, ordinal, HALF_SEND);
         }
         self.return_sums(step, args, ordinal)
     }
@@ -88,22 +88,22 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        let most = self.check_combine("combine_receive", step, args)?;
+        self.check_combine("combine_receive", step, args)?;
         let pushed = step.was_pushed(self, args.handle.id());
         let ordinal = step.close_returned(self, args.handle.id())?;
         if pushed {
-            return self.push_back(step, args, ordinal, most, HALF_RECEIVE);
+            return self.push_back(step, args, ordinal, HALF_RECEIVE);
         }
         self.reduce(step, args.handle, Some(&args.output), None, ordinal)
     }
 
-    /// Checks the arguments of a combine, of at most as many tokens as are returned.
+    /// Checks the arguments of a combine.
     fn check_combine(
         &self,
         operation: &'static str,
         step: &Step<'_, B>,
         args: &Combine<'_, '_, B>,
-    ) -> Result<u32, DispatchError> {
+    ) -> Result<(), DispatchError> {
         if step.options().mode == StepMode::Rounds {
             return Err(DispatchError::Order {
                 operation,
@@ -115,8 +115,7 @@ impl<B: Backend> Lane<B> {
         let rows = "length of the expert rows in bytes";
         self.check_rows(operation, rows, &args.expert_rows, limit)?;
         let most = step.tokens_of(self, args.handle.id());
-        self.check_rows(operation, "length of the output in bytes", &args.output, most)?;
-        Ok(most)
+        self.check_rows(operation, "length of the output in bytes", &args.output, most)
     }
 
     /// The expert rank's half of a combine that follows a dispatch that pulled.
@@ -131,18 +130,17 @@ impl<B: Backend> Lane<B> {
         self.reduce_push(step, args.handle, &args.expert_rows, ordinal, parts)
     }
 
-    /// A combine after a dispatch that pushed, or a half of it, in one operation, of at most `tokens` tokens.
+    /// A combine after a dispatch that pushed, or a half of it, in one operation.
     fn push_back<'a>(
         &self,
         step: &Step<'a, B>,
         args: &Combine<'_, 'a, B>,
         ordinal: u32,
-        tokens: u32,
         halves: u32,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let most_shared = inner.shared_bytes_per_block;
-        let shape = launch::push_combine(&inner.geometry, tokens, self.push_blocks(), most_shared)
+        let shape = launch::push_combine(&inner.geometry, self.push_blocks(), most_shared)
             .of_combine(halves);
         let params = PushCombineParams {
             geometry: inner.geometry,

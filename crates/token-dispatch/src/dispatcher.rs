@@ -457,7 +457,7 @@ impl<B: Backend> TokenDispatcher<B> {
         Ok(unsafe {
             queue.launch::<kernels::StepEnd>(
                 &self.inner.kernels.step_end,
-                launch::peers(&self.inner.geometry),
+                launch::step_end(&self.inner.geometry),
                 &params,
                 &[],
                 &self.retained(),

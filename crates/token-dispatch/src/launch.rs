@@ -105,10 +105,11 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
         1 => 0,
         _ => sent.div_ceil(warps.into()).clamp(1, (budget / 4).max(1).into()) as u32,
     };
-    // As much may come from every rank, and every pair may bring an expert its padding, a row of which
+    // Every rank may send as much as any, and every pair may bring an expert its padding, a row of which
     // several warps clear.
-    let received = sent * u64::from(g.world);
-    let pairs = u64::from(tokens) * u64::from(g.world * g.top_k);
+    let all = u64::from(g.max_tokens) * u64::from(g.world);
+    let received = all * u64::from(g.row_pieces);
+    let pairs = all * u64::from(g.top_k);
     let padding = pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1);
     let units = received + padding * PADDING_PARTS;
     let blocks = units.div_ceil(warps.into()).min(budget.into()) as u32;
@@ -123,12 +124,13 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
 
 /// A combine after such a dispatch, on a device whose blocks have at most `most_shared` bytes of shared
 /// memory.
-pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32, most_shared: u32) -> PushShape {
+pub(crate) fn push_combine(g: &Geometry, budget: u32, most_shared: u32) -> PushShape {
     let warps = PUSH_THREADS / WARP;
-    let units = u64::from(tokens) * u64::from(g.world) * u64::from(g.sum_pieces);
+    let sums = u64::from(g.max_tokens) * u64::from(g.sum_pieces);
+    let units = sums * u64::from(g.world);
     let blocks = units.div_ceil((warps / 2).into()).clamp(1, budget.max(1).into()) as u32;
     // Where there is a piece for every warp to push before it adds up, that is the shortest way.
-    let pushed = u64::from(tokens) * u64::from(g.world - 1) * u64::from(g.sum_pieces);
+    let pushed = sums * u64::from(g.world - 1);
     let senders = match g.world {
         1 => 0,
         _ if pushed <= u64::from(blocks) * u64::from(warps) => blocks,
@@ -146,6 +148,11 @@ pub(crate) fn push_combine(g: &Geometry, tokens: u32, budget: u32, most_shared: 
 /// cannot keep each other from being scheduled, and for those that only count.
 pub(crate) fn peers(g: &Geometry) -> LaunchShape {
     LaunchShape::new(1, g.world.next_multiple_of(WARP).min(ROW_THREADS))
+}
+
+/// The same for the end of a step, with a warp more: it looks across the bus while another warp waits.
+pub(crate) fn step_end(g: &Geometry) -> LaunchShape {
+    LaunchShape::new(1, peers(g).threads.max(2 * WARP))
 }
 
 /// One block that also sees to every expert slot.
@@ -236,6 +243,7 @@ mod tests {
         assert_eq!(items(&large, large.row_bytes, 24).blocks, 24);
         assert_eq!(route(&large, 24).blocks, 24);
         assert_eq!(peers(&large), LaunchShape::new(1, 32));
+        assert_eq!(step_end(&large), LaunchShape::new(1, 64));
     }
 
     #[test]
@@ -252,8 +260,10 @@ mod tests {
             assert!(receives.launch.blocks >= 2, "one for the books, one for rows");
             let columns = g.world * (g.slots + 2);
             assert!(shape.launch.shared_bytes >= 2 * 4 * columns, "a warp and the totals");
+            let places = g.world * g.slots + 2 * g.slots + 1;
+            assert!(shape.launch.shared_bytes >= 4 * places, "where rows belong");
             assert!(u64::from(shape.launch.shared_bytes) <= LIST_BYTES);
-            let shape = push_combine(&g, tokens as u32, budget, 100 << 10);
+            let shape = push_combine(&g, budget, 100 << 10);
             assert!(shape.launch.shared_bytes < 100 << 10, "{shape:?}");
             assert!(shape.senders <= shape.launch.blocks, "{shape:?}");
             assert!(shape.launch.blocks <= budget, "{shape:?}");

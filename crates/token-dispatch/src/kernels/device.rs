@@ -121,7 +121,9 @@ macro_rules! layouts {
 
 /// Assertions in C++ of everything that Rust and the device agree on.
 fn agreements() -> String {
-    let mut text = "#include \"params.cuh\"\n#include \"stale.cuh\"\n".to_owned();
+    let mut text = "#include \"params.cuh\"\n#include \"stale.cuh\"\n#include \"items.cuh\"\n\
+                    #include \"turns.cuh\"\n"
+        .to_owned();
     layouts! { text:
         WaitParams in "wait::" { control, attention, rank, world }
         ControlBlock in "wait::" { abort, suspended, fault, deadline_ms }
@@ -216,6 +218,8 @@ fn agreements() -> String {
     equal("TRANSFER_PULL", TRANSFER_PULL);
     equal("TRANSFER_PUSH", TRANSFER_PUSH);
     equal("stale::MARK", STALE);
+    equal("stamped::MOST_TOKENS", MOST_TOKENS as u32);
+    equal("turns::MOST_RANKS", MOST_RANKS as u32);
     equal("wait::PHASES", Phase::COUNT as u32);
     equal("wait::Phase::Dispatch", Phase::Dispatch as u32);
     equal("wait::Phase::Combine", Phase::Combine as u32);
