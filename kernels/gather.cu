@@ -1,7 +1,7 @@
 #include "items.cuh"
 
 // Reads each row of the window once from its sender, stores it to each of its experts' rows, clears
-// the padding, and keeps the way back in the handle.
+// the padding unless that is to be left, and keeps the way back in the handle.
 //
 // A warp brings a piece of a row. Several of them read an item's entry in the sender's lists, which is
 // little beside the piece and saves them waiting for each other.
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gather(const __grid_constan
     for (u64 unit = rows::warp(); unit < u64(window.items) * pieces; unit += rows::warps()) {
         bring(p, blocks, window, u32(unit / pieces), u32(unit % pieces));
     }
-    if (g.flat == 0) {
+    if (g.flat == 0 && g.clear_padding != 0) {
         items::clear_padding(items::Clear{g, p.handle, p.rows, p.scales},
                              [&](u32 expert) { return items::padding_of(p.handle, expert); });
     }

@@ -68,7 +68,7 @@ struct RouteParams {
     u32 ordinal;
     u32 dependent;
 };
-SAME_LAYOUT(RouteParams, 488, dependent, 484);
+SAME_LAYOUT(RouteParams, 496, dependent, 492);
 
 // Halves of an operation that pushes.
 constexpr u32 HALF_SEND = 1;
@@ -108,7 +108,7 @@ struct PushDispatchParams {
     u32 halves;
     u32 reserved;
 };
-SAME_LAYOUT(PushDispatchParams, 568, reserved, 564);
+SAME_LAYOUT(PushDispatchParams, 576, reserved, 572);
 
 // A combine after such a dispatch, or a half of it.
 struct PushCombineParams {
@@ -125,7 +125,7 @@ struct PushCombineParams {
     u32 senders;
     u32 halves;
 };
-SAME_LAYOUT(PushCombineParams, 448, halves, 444);
+SAME_LAYOUT(PushCombineParams, 456, halves, 452);
 
 struct CountParams {
     Geometry geometry;
@@ -143,7 +143,7 @@ struct CountParams {
     u32 reserved;
     u64 condition;
 };
-SAME_LAYOUT(CountParams, 456, condition, 448);
+SAME_LAYOUT(CountParams, 464, condition, 456);
 
 struct WindowParams {
     Geometry geometry;
@@ -156,7 +156,7 @@ struct WindowParams {
     u32 last;
     u64 condition;
 };
-SAME_LAYOUT(WindowParams, 432, condition, 424);
+SAME_LAYOUT(WindowParams, 440, condition, 432);
 
 struct GatherParams {
     Geometry geometry;
@@ -166,7 +166,7 @@ struct GatherParams {
     u64 rows;
     u64 scales;
 };
-SAME_LAYOUT(GatherParams, 416, scales, 408);
+SAME_LAYOUT(GatherParams, 424, scales, 416);
 
 struct ReducePushParams {
     Geometry geometry;
@@ -180,7 +180,7 @@ struct ReducePushParams {
     u32 release;
     u32 weighted;
 };
-SAME_LAYOUT(ReducePushParams, 432, weighted, 428);
+SAME_LAYOUT(ReducePushParams, 440, weighted, 436);
 
 struct FoldParams {
     Geometry geometry;
@@ -191,7 +191,7 @@ struct FoldParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(FoldParams, 312, reserved, 308);
+SAME_LAYOUT(FoldParams, 320, reserved, 316);
 
 struct ReduceParams {
     Geometry geometry;
@@ -201,7 +201,7 @@ struct ReduceParams {
     u64 output;
     u64 weight_grads;
 };
-SAME_LAYOUT(ReduceParams, 416, weight_grads, 408);
+SAME_LAYOUT(ReduceParams, 424, weight_grads, 416);
 
 struct RestageParams {
     Geometry geometry;
@@ -213,7 +213,7 @@ struct RestageParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(RestageParams, 424, reserved, 420);
+SAME_LAYOUT(RestageParams, 432, reserved, 428);
 
 struct AcquireParams {
     Geometry geometry;
@@ -223,7 +223,7 @@ struct AcquireParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcquireParams, 304, reserved, 300);
+SAME_LAYOUT(AcquireParams, 312, reserved, 308);
 
 struct RegatherParams {
     Geometry geometry;
@@ -233,7 +233,7 @@ struct RegatherParams {
     u64 rows;
     u64 expert_rows;
 };
-SAME_LAYOUT(RegatherParams, 416, expert_rows, 408);
+SAME_LAYOUT(RegatherParams, 424, expert_rows, 416);
 
 struct PushWeightGradsParams {
     Geometry geometry;
@@ -242,7 +242,7 @@ struct PushWeightGradsParams {
     HandleParams handle;
     u64 row_grads;
 };
-SAME_LAYOUT(PushWeightGradsParams, 408, row_grads, 400);
+SAME_LAYOUT(PushWeightGradsParams, 416, row_grads, 408);
 
 struct AcknowledgeParams {
     Geometry geometry;
@@ -253,7 +253,7 @@ struct AcknowledgeParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcknowledgeParams, 312, reserved, 308);
+SAME_LAYOUT(AcknowledgeParams, 320, reserved, 316);
 
 struct StepEndParams {
     wait::WaitParams wait;

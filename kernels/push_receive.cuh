@@ -38,7 +38,7 @@ class Receiving {
     __device__ __forceinline__ void clear_padding() const {
         const Geometry &geometry = c_.g();
         const items::Clear clear{geometry, c_.p.handle, c_.p.rows, c_.p.received_scales};
-        if (geometry.flat != 0) {
+        if (geometry.flat != 0 || geometry.clear_padding == 0) {
             return;
         }
         if (shared.end != shared.items[geometry.world]) {

@@ -63,9 +63,11 @@ struct Geometry {
     u32 push;
     u32 row_pieces;
     u32 sum_pieces;
+    u32 clear_padding;
+    u32 reserved;
     LaneLayout lane;
 };
-SAME_LAYOUT(Geometry, 248, lane, 88);
+SAME_LAYOUT(Geometry, 256, lane, 96);
 
 // What a sender tells each rank in a dispatch.
 struct alignas(16) DispatchHeader {

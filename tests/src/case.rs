@@ -53,6 +53,8 @@ pub struct Case {
     pub tokens: Vec<usize>,
     /// Rows of an expert are padded to a multiple of this.
     pub alignment: u32,
+    /// Whether a dispatch clears these rows.
+    pub clear_padding: bool,
     /// Receive rows of each rank before the first step; `None` for the worst case.
     pub capacity: Option<Vec<u32>>,
     /// Layers of a step.
@@ -105,6 +107,7 @@ impl Case {
             backward: false,
             tokens: vec![5; world],
             alignment: 4,
+            clear_padding: true,
             capacity: None,
             layers: 1,
             lanes: 1,
@@ -332,6 +335,7 @@ impl Case {
         .weighting(self.weighting)
         .backward(self.backward)
         .alignment(self.alignment)
+        .clear_padding(self.clear_padding)
         .capacity_rows(self.rows_of(rank.index()))
         .lanes(self.lanes)
         .routing(self.routing)

@@ -18,6 +18,9 @@ use crate::oracle::bits;
 use crate::outcome::{LayerRun, Ran, RankRun};
 use crate::program::{AnyExperts, Program};
 
+/// Each byte of outputs and received rows before a step.
+pub const SPOILT: u8 = 0xa5;
+
 /// One rank of a case: its membership, the memory of every layer, and what a step does with it.
 #[derive(Debug)]
 pub struct Rig<T: TestBackend> {
@@ -151,8 +154,8 @@ impl<T: TestBackend> Rig<T> {
         }
     }
 
-    /// Writes the inputs of one layer, and a pattern over its output and its received rows that no
-    /// correct step leaves.
+    /// Writes the inputs of one layer, and [`SPOILT`] bytes over its output and its received rows: a
+    /// correct step leaves none, but in padding that it is told to leave.
     ///
     /// # Panics
     ///
@@ -160,7 +163,7 @@ impl<T: TestBackend> Rig<T> {
     pub fn write_layer(&self, index: usize, inputs: &Inputs) {
         let layer = self.layer(index);
         let tokens = inputs.count(self.case.top_k) as u32;
-        let spoilt = vec![0xa5; layer.output.bytes()];
+        let spoilt = vec![SPOILT; layer.output.bytes()];
         for (buffer, bytes) in [
             (&layer.tokens, inputs.tokens.as_slice()),
             (&layer.scales, inputs.scales.as_slice()),
@@ -177,7 +180,7 @@ impl<T: TestBackend> Rig<T> {
             let held = self.group.rows().capacity() as usize * rows.row_bytes();
             let slice = rows.slice().get(0..held).expect("the capacity is reserved");
             // SAFETY: rows below the capacity are mapped, and used on this stream only.
-            unsafe { self.direct().upload(&slice, &vec![0xa5; held]) }.expect("the slice fits");
+            unsafe { self.direct().upload(&slice, &vec![SPOILT; held]) }.expect("the slice fits");
         }
     }
 

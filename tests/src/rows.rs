@@ -11,6 +11,7 @@ use crate::case::Case;
 use crate::inputs::Inputs;
 use crate::oracle::bits;
 use crate::outcome::LayerRun;
+use crate::rig::SPOILT;
 
 /// The items of every rank, in the order in which they arrive.
 pub fn arrivals(case: &Case, inputs: &[Inputs]) -> Vec<Vec<Item>> {
@@ -126,9 +127,11 @@ pub fn layout(case: &Case, inputs: &[Inputs], rank: usize, items: &[Item]) -> La
                 found.row_weights.push(weight.to_bits());
             }
         }
-        found.rows.resize((row + 1) * case.row_bytes(), 0);
-        found.scales.resize((row + 1) * case.scale_bytes(), 0);
-        found.row_weights.resize((row + 1) * width, 0);
+        let left = placed.is_none() && !case.clear_padding;
+        let (byte, word) = if left { (SPOILT, u32::from_ne_bytes([SPOILT; 4])) } else { (0, 0) };
+        found.rows.resize((row + 1) * case.row_bytes(), byte);
+        found.scales.resize((row + 1) * case.scale_bytes(), byte);
+        found.row_weights.resize((row + 1) * width, word);
         found.row_experts.resize((row + 1) * width, -1);
     }
     if !case.flat() {

@@ -85,7 +85,8 @@ macro_rules! conformance_suite {
                 flat_rows_are_truncated_to_whole_groups,
                 weights_beside_grouped_rows_equal_the_oracle,
                 every_payload_in_every_layout,
-                every_alignment_in_every_layout;
+                every_alignment_in_every_layout,
+                padding_that_is_left;
             backward:
                 gradients_equal_the_oracle,
                 gradients_on_one_to_eight_ranks,

@@ -41,6 +41,7 @@ pub struct ExpertParallelBuilder {
     weighting: Weighting,
     backward: bool,
     alignment: u32,
+    clear_padding: bool,
     capacity_factor: f64,
     capacity_rows: Option<u32>,
     expert_slots: Option<u32>,
@@ -68,6 +69,7 @@ impl ExpertParallelBuilder {
             weighting: Weighting::Combine,
             backward: false,
             alignment: 16,
+            clear_padding: true,
             capacity_factor: 1.25,
             capacity_rows: None,
             expert_slots: None,
@@ -150,6 +152,14 @@ impl ExpertParallelBuilder {
     #[must_use]
     pub fn alignment(mut self, rows: u32) -> Self {
         self.alignment = rows;
+        self
+    }
+
+    /// Whether a dispatch clears these rows (default: it does); see
+    /// [`clear_padding`](token_dispatch::DispatchConfigBuilder::clear_padding) for who may leave them.
+    #[must_use]
+    pub fn clear_padding(mut self, clear: bool) -> Self {
+        self.clear_padding = clear;
         self
     }
 
@@ -325,6 +335,7 @@ impl ExpertParallelBuilder {
         };
         let mut config = DispatchConfig::builder(self.hidden, self.top_k, self.max_tokens, map)
             .alignment(self.alignment)
+            .clear_padding(self.clear_padding)
             .dtype(self.dtype)
             .payload(self.payload)
             .layout(self.layout)

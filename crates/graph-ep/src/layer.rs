@@ -352,7 +352,8 @@ impl<'a, B: Backend> MoeLayer<'a, B> {
 #[derive(Debug)]
 pub struct Received<'s, B: Backend> {
     /// `[capacity, hidden]`: the rows of local expert `e` are those from `expert_offsets[e]`, as many
-    /// as `tokens_per_expert[e]`; up to the next offset follow rows of zeros.
+    /// as `tokens_per_expert[e]`; up to the next offset follow rows of zeros, or what was there before if
+    /// [`clear_padding`](crate::ExpertParallelBuilder::clear_padding) is off.
     pub rows: &'s RowBuffer<B>,
     /// `[capacity]` rows of scales, if the payload has any.
     pub scales: Option<&'s RowBuffer<B>>,

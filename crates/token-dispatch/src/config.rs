@@ -78,6 +78,7 @@ pub struct DispatchConfig {
     pub(crate) top_k: usize,
     pub(crate) max_tokens: usize,
     pub(crate) alignment: u32,
+    pub(crate) clear_padding: bool,
     pub(crate) dtype: DType,
     pub(crate) payload: Payload,
     pub(crate) layout: Layout,
@@ -120,6 +121,7 @@ impl DispatchConfig {
                 top_k,
                 max_tokens,
                 alignment: 16,
+                clear_padding: true,
                 dtype: DType::Bf16,
                 payload: Payload::Values,
                 layout: Layout::ExpertGrouped,
@@ -156,6 +158,12 @@ impl DispatchConfig {
     /// The rows of each expert start at a multiple of this, and are padded to one.
     pub fn alignment(&self) -> u32 {
         self.alignment
+    }
+
+    /// Whether a dispatch clears the rows with which those of an expert are padded; see
+    /// [`DispatchConfigBuilder::clear_padding`].
+    pub fn clear_padding(&self) -> bool {
+        self.clear_padding
     }
 
     /// The format of expert outputs, partial sums and outputs, and of tokens that are values.
@@ -260,6 +268,7 @@ impl DispatchConfig {
             ("top_k", self.top_k.to_string()),
             ("max_tokens", self.max_tokens.to_string()),
             ("alignment", self.alignment.to_string()),
+            ("clear_padding", self.clear_padding.to_string()),
             ("dtype", self.dtype.to_string()),
             ("payload", format!("{:?}", self.payload)),
             ("layout", format!("{:?}", self.layout)),
@@ -287,6 +296,21 @@ impl DispatchConfigBuilder {
     #[must_use]
     pub fn alignment(mut self, rows: u32) -> Self {
         self.config.alignment = rows;
+        self
+    }
+
+    /// Whether a dispatch clears the rows with which those of an expert are padded, with their scales and
+    /// weights (default: it does). With few tokens these are most of what it writes. If it does not, they
+    /// keep what memory held: rows of earlier steps, or bits that are no number.
+    ///
+    /// Inference may leave them. Combine never reads what experts make of such a row, and where each row's
+    /// result depends on that row alone, as in a grouped GEMM over rows, a NaN in it stays in it. Whatever
+    /// takes several rows together must have them cleared: weight gradients, which are sums over rows; a
+    /// quantiser with a maximum over rows. For that reason it has to clear where
+    /// [`backward`](Self::backward) is asked for. Rows in the flat layout have no padding.
+    #[must_use]
+    pub fn clear_padding(mut self, clear: bool) -> Self {
+        self.config.clear_padding = clear;
         self
     }
 
@@ -440,6 +464,15 @@ impl DispatchConfigBuilder {
                 field: "backward",
                 value: format!("asked for with payload {:?}", config.payload),
                 limit: "with payload Values: gradients are values".to_owned(),
+            });
+        }
+        if config.backward && !config.clear_padding {
+            return Err(DispatchError::Config {
+                field: "clear_padding",
+                value: "false, with backward".to_owned(),
+                limit:
+                    "true with backward: weight gradients are sums over rows, padding among them"
+                        .to_owned(),
             });
         }
         Ok(config)

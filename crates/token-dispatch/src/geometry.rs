@@ -84,6 +84,10 @@ pub struct Geometry {
     pub row_pieces: u32,
     /// The same for a partial sum.
     pub sum_pieces: u32,
+    /// Nonzero: a dispatch clears the rows with which those of an expert are padded.
+    pub clear_padding: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Where the regions of a lane's shared block start.
     pub lane: LaneLayout,
 }
@@ -184,6 +188,8 @@ impl Geometry {
             push: u32::from(push),
             row_pieces: pieces(config.row_bytes(), accesses(config.max_tokens).0),
             sum_pieces: pieces(config.sum_bytes(), accesses(config.max_tokens).1),
+            clear_padding: u32::from(config.clear_padding),
+            reserved: 0,
             lane: LaneLayout::new(world, slots, config, fanout, push),
         }
     }

@@ -122,7 +122,8 @@ impl<B: Backend> Handle<B> {
     }
 
     /// The weight of each received row, where the caller multiplies by them: f32 `[capacity]`, in the
-    /// flat layout `[capacity, flat_width]` beside [`Handle::row_experts`]; zero for padding.
+    /// flat layout `[capacity, flat_width]` beside [`Handle::row_experts`]; zero for padding,
+    /// unless that is left as it is.
     pub fn row_weights(&self) -> Option<&RowBuffer<B>> {
         self.inner.row_weights.as_ref()
     }

@@ -105,13 +105,9 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
         1 => 0,
         _ => sent.div_ceil(warps.into()).clamp(1, (budget / 4).max(1).into()) as u32,
     };
-    // Every rank may send as much as any, and every pair may bring an expert its padding, a row of which
-    // several warps clear.
-    let all = u64::from(g.max_tokens) * u64::from(g.world);
-    let received = all * u64::from(g.row_pieces);
-    let pairs = all * u64::from(g.top_k);
-    let padding = pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1);
-    let units = received + padding * PADDING_PARTS;
+    // Every rank may send as much as any. Several warps clear a row of padding.
+    let received = u64::from(g.max_tokens) * u64::from(g.world) * u64::from(g.row_pieces);
+    let units = received + most_padding(g) * PADDING_PARTS;
     let blocks = units.div_ceil(warps.into()).min(budget.into()) as u32;
     // One more, which keeps the books.
     let blocks = (blocks + listers + 1 + senders).min(budget);
@@ -181,13 +177,19 @@ pub(crate) fn items(g: &Geometry, row_bytes: u32, budget: u32) -> LaunchShape {
 pub(crate) fn items_and_padding(g: &Geometry, row_bytes: u32, budget: u32) -> LaunchShape {
     let items = u64::from(g.world) * u64::from(g.max_tokens);
     let pieces = items * u64::from(row_bytes.div_ceil(PIECE_BYTES).max(1));
-    // An expert that has rows lacks some of a group at most; in the flat layout none has rows of its own.
-    let experts = match g.flat {
-        0 => (items * u64::from(g.top_k)).min(g.local_experts.into()),
-        _ => 0,
-    };
-    let padding = experts * u64::from(g.alignment - 1);
+    // In the flat layout no expert has rows of its own.
+    let padding = if g.flat == 0 { most_padding(g) } else { 0 };
     LaunchShape::new(blocks(pieces + padding, ROW_THREADS, budget), ROW_THREADS)
+}
+
+/// The most rows of padding that have to be cleared: every pair may bring an expert all rows of a group but
+/// one.
+fn most_padding(g: &Geometry) -> u64 {
+    let pairs = u64::from(g.world) * u64::from(g.max_tokens) * u64::from(g.top_k);
+    match g.clear_padding {
+        0 => 0,
+        _ => pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1),
+    }
 }
 
 /// Tokens to be staged beside lists that one block builds.
@@ -268,6 +270,18 @@ mod tests {
             assert!(shape.senders <= shape.launch.blocks, "{shape:?}");
             assert!(shape.launch.blocks <= budget, "{shape:?}");
         }
+    }
+
+    #[test]
+    fn padding_that_is_left_starts_no_blocks() {
+        let cleared = geometry(256, 2, 1);
+        let left = Geometry { clear_padding: 0, ..cleared };
+        let pulled = items_and_padding(&left, left.row_bytes, 132);
+        assert_eq!(pulled, items(&left, left.row_bytes, 132));
+        let [cleared, left] = [cleared, left].map(|g| push_dispatch(&g, 1, 132));
+        assert_eq!((cleared.listers, cleared.senders), (left.listers, left.senders));
+        // 16 pairs bring 15 rows of padding each, which four warps clear: at 16 warps, 60 blocks.
+        assert_eq!(cleared.launch.blocks - left.launch.blocks, 60);
     }
 
     #[test]

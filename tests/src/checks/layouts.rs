@@ -1,12 +1,13 @@
 //! How received rows lie, and who multiplies by the weights.
 
-use graph_ep::{DType, Layout, Payload, StepMode, Weighting};
+use graph_ep::{DType, Layout, Payload, StepMode, StepOptions, Weighting};
 
 use super::everywhere::conforms;
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};
 use crate::oracle::StepOracle;
-use crate::rig::Rig;
+use crate::outcome::{RankRun, by_step};
+use crate::rig::{Rig, SPOILT};
 
 fn flat() -> Case {
     let tokens = vec![6, 0, 7];
@@ -78,6 +79,65 @@ pub fn every_alignment_in_every_layout<T: TestBackend>() {
             let tokens = vec![5; 2];
             let case = Case { alignment, tokens, experts: 4, ..case };
             conforms::<T>(&format!("alignment {alignment}, {:?}", case.layout), &case);
+        }
+    }
+}
+
+/// Rows, scales and weights of padding of each rank's first layer, as bytes.
+fn padding(case: &Case, run: &RankRun) -> Vec<u8> {
+    let layer = &run.layers[0];
+    let weights: &[u8] = bytemuck::cast_slice(&layer.row_weights);
+    let groups = layer.expert_offsets.windows(2).zip(&layer.tokens_per_expert);
+    let rows = groups.flat_map(|(group, rows)| (group[0] + rows) as usize..group[1] as usize);
+    let of_row = |row: usize| {
+        let parts = [(&layer.rows[..], case.row_bytes()), (&layer.scales, case.scale_bytes())];
+        let weight = (weights, if weights.is_empty() { 0 } else { size_of::<f32>() });
+        parts.into_iter().chain([weight]).flat_map(move |(all, bytes)| &all[row * bytes..][..bytes])
+    };
+    rows.flat_map(of_row).copied().collect()
+}
+
+/// Padding that a dispatch is told to leave holds what was there before, and is zero unless it is told so;
+/// everything else is the same. With room, eager, direct and replayed; where not all fits; with every payload,
+/// and where the caller multiplies.
+pub fn padding_that_is_left<T: TestBackend>() {
+    // Few tokens for many rows of padding.
+    let few = Case { alignment: 16, tokens: vec![3, 0, 2], ..Case::new(3) };
+    let scaled = Payload::Bytes { row_bytes: 48, scale_bytes: 16 };
+    let caller = Case { weighting: Weighting::Caller, ..few.clone() };
+    // The hot expert alone fills the rows of its rank.
+    let hot = Case { alignment: 4, skew: Skew::Hot(0), tokens: vec![6, 0, 7], ..few.clone() };
+    let crowded = hot.capacity(8);
+    for (what, case) in [
+        ("values", few.clone()),
+        ("two layers", Case { layers: 2, lanes: 2, ..few.clone() }),
+        ("quantised", Case { payload: Payload::Fp8, hidden: 144, ..few }),
+        ("bytes, the caller multiplies", Case { payload: scaled, ..caller }),
+        ("not all fits", crowded),
+    ] {
+        for clear_padding in [true, false] {
+            let what = format!("{what}, {}", if clear_padding { "cleared" } else { "left" });
+            let case = Case { clear_padding, ..case.clone() }.on::<T>();
+            let runs = T::on_ranks(case.world(), |env| {
+                let rig = Rig::<T>::new(env, &case);
+                let graph = rig.record(StepOptions::new()).expect("it can be recorded");
+                let held = [rig.run(0, StepMode::Static), rig.replay(&graph, 1)];
+                // The first maps rows that are missing, over which the second finds the pattern as well.
+                let [_, eager] = [2, 2].map(|step| rig.run_eager(step));
+                held.into_iter().chain([eager]).collect::<Vec<_>>()
+            });
+            let steps = by_step(&runs);
+            let dropped = steps[..2].iter().flatten().any(|run| run.record.dropped > 0);
+            assert_eq!(dropped, case.capacity.is_some(), "{what}: rows are dropped");
+            for (step, runs) in steps.iter().enumerate() {
+                let capacity: Vec<u32> = (0..case.world()).map(|rank| case.rows_of(rank)).collect();
+                let capacity = (step < 2).then_some(capacity.as_slice());
+                StepOracle::new(&case, step, capacity).check(&format!("{what}: step {step}"), runs);
+                let found: Vec<u8> = runs.iter().flat_map(|run| padding(&case, run)).collect();
+                let byte = if clear_padding { 0 } else { SPOILT };
+                assert!(!found.is_empty(), "{what}: step {step} has padding");
+                assert!(found.iter().all(|found| *found == byte), "{what}: step {step}, padding");
+            }
         }
     }
 }

@@ -19,11 +19,12 @@ pub fn settings_that_differ_are_named<T: TestBackend>() {
     let last = case.world() - 1;
     let placed = |placement: &[usize]| Case { placement: Some(placement.to_vec()), ..case.clone() };
     let tokens = |tokens: usize| Case { tokens: vec![tokens; case.world()], ..case.clone() };
-    let differ: [(&str, Case, &str, &str); 9] = [
+    let differ: [(&str, Case, &str, &str); 10] = [
         ("hidden", Case { hidden: 16, ..case.clone() }, "8", "16"),
         ("top_k", Case { top_k: 3, ..case.clone() }, "2", "3"),
         ("max_tokens", tokens(7), "5", "7"),
         ("alignment", Case { alignment: 8, ..case.clone() }, "4", "8"),
+        ("clear_padding", Case { clear_padding: false, ..case.clone() }, "true", "false"),
         ("dtype", Case { dtype: DType::Fp16, ..case.clone() }, "bf16", "fp16"),
         (
             "experts",

@@ -293,6 +293,7 @@ pub fn settings_out_of_range_are_refused<T: TestBackend>() {
         ("alignment", Case { alignment: 3, capacity: Some(vec![8; 2]), ..good.clone() }),
         ("alignment", Case { alignment: 0, capacity: Some(vec![8; 2]), ..good.clone() }),
         ("lanes", Case { lanes: 0, ..good.clone() }),
+        ("clear_padding", Case { clear_padding: false, backward: true, ..good.clone() }),
     ];
     for (field, case) in bad {
         let told = T::on_ranks(2, |env| {

@@ -136,7 +136,7 @@ fn agreements() -> String {
         Geometry in "" {
             world, rank, experts, slots, local_experts, top_k, fanout, max_tokens, alignment, hidden,
             row_bytes, scale_bytes, token_bytes, sum_bytes, dtype, quantize, flat, flat_width,
-            weighted, push, row_pieces, sum_pieces, lane,
+            weighted, push, row_pieces, sum_pieces, clear_padding, reserved, lane,
         }
         DispatchHeader in "" {
             step, ordinal, items, item_base, pairs, pair_base, transfer, reserved,

@@ -11,7 +11,7 @@ use super::source;
 use crate::params::{GatherParams, RowRef, WindowItem, WindowState};
 
 /// Reads each row of the window once from its sender, stores it to each of its experts' rows, clears
-/// the padding, and keeps the way back in the handle.
+/// the padding unless that is to be left, and keeps the way back in the handle.
 #[derive(Debug)]
 pub(crate) struct Gather;
 
@@ -99,7 +99,7 @@ pub(super) unsafe fn receive(
             unsafe { bring(p, from, references) };
         }
     }
-    if g.flat != 0 {
+    if g.flat != 0 || g.clear_padding == 0 {
         return;
     }
     for expert in 0..local {
