@@ -119,6 +119,23 @@ fn what_is_asked_for_is_measured_and_nothing_else() {
 }
 
 #[test]
+fn padding_that_is_left_is_fewer_bytes_under_a_name_of_its_own() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let line = "--backend host --quick --ops dispatch --tokens 3 --dtype bf16 --layout expert \
+                --padding cleared,left --report r.json";
+    let output = bench(folder.path(), line);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(table.matches("padding left").count(), 1, "{table}");
+    let report = read(&folder.path().join("r.json"));
+    let [cleared, left] = &report["results"].as_array().expect("a list")[..] else {
+        panic!("two results: {report}");
+    };
+    assert_eq!((cleared.get("padding"), &left["padding"]), (None, &"left".into()));
+    assert!(left["memory_bytes"].as_u64() < cleared["memory_bytes"].as_u64(), "{report}");
+}
+
+#[test]
 fn bad_arguments_are_refused_in_a_line() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (line, expected) in [

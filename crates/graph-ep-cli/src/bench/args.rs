@@ -6,7 +6,7 @@ use clap::{ArgAction, Args, Subcommand, ValueEnum};
 
 use super::inputs::Skew;
 use super::model::ModelArgs;
-use super::report::{Axis, Dtype, LayoutChoice, Op};
+use super::report::{Axis, Dtype, LayoutChoice, Op, Padding};
 use crate::args::{BackendChoice, NumberError, TransferChoice, bytes, number};
 
 /// Arguments of `graph-ep bench`.
@@ -120,6 +120,10 @@ pub struct MeasureArgs {
     /// Rows to which each expert's rows are rounded up: a power of two, at most 256
     #[arg(long, value_name = "A", value_parser = number::alignment)]
     pub alignment: Option<usize>,
+
+    /// What a dispatch does with the rows that are added for that [default: cleared]
+    #[arg(long, value_name = "NAME,..", value_enum, value_delimiter = ',')]
+    pub padding: Vec<Padding>,
 
     /// Samples of each result [default: as many as take about half a second]
     #[arg(long, value_name = "N", value_parser = number::positive)]
@@ -240,6 +244,7 @@ pub(super) mod tests {
             "--skew flat",
             "--sms -1",
             "--alignment 3",
+            "--padding kept",
             "--samples 0",
             "--against mpi",
             "--grow-bytes 1GB",

@@ -5,7 +5,7 @@
 
 use super::cases::Shape;
 use super::limits::Limits;
-use super::report::{Bound, LimitKind, Work};
+use super::report::{Bound, LimitKind, Padding, Work};
 use crate::demand::even_range;
 
 /// What one layer of a routing sends where.
@@ -73,6 +73,14 @@ impl Counts {
         let local = &self.pairs[even_range(self.pairs.len(), self.ranks, rank)];
         local.iter().map(|count| count.next_multiple_of(shape.alignment)).sum()
     }
+
+    /// Those of them that a dispatch to `rank` writes: all, unless padding is left as it is.
+    fn stored(&self, shape: &Shape, rank: usize) -> usize {
+        match shape.padding {
+            Padding::Cleared => self.required(shape, rank),
+            Padding::Left => self.pairs(rank),
+        }
+    }
 }
 
 /// What a pair cannot do without, half by half, of the GPU that has most to do.
@@ -123,7 +131,7 @@ impl Halves {
                 let returned: usize =
                     (0..ranks).filter(|r| *r != rank).map(|r| counts.items(rank, r)).sum();
                 let read = if shape.flat() { counts.received(rank) } else { counts.pairs(rank) };
-                dispatched += (shape.tokens + counts.required(shape, rank)) * row;
+                dispatched += (shape.tokens + counts.stored(shape, rank)) * row;
                 // A partial sum of another rank lands, and is read.
                 combined += (read + 2 * returned + shape.tokens) * sum;
             }
@@ -230,6 +238,11 @@ mod tests {
         assert_eq!(halves.dispatch, Work { wire_bytes: 2 * row, memory_bytes: (2 + 8) * row });
         // Rank 0 reads six pairs, gets one partial sum and writes two outputs; rank 1: 2, 2, 2.
         let combine = Work { wire_bytes: 2 * row, memory_bytes: (6 + 2 + 2) * row };
+        assert_eq!(halves.combine, combine);
+        // Without the padding of the two that choose an expert of rank 1, rank 0 has most to write.
+        let left = Shape { padding: Padding::Left, ..shape };
+        let halves = Halves::mean(&left, std::slice::from_ref(&counts), &[0, 1]);
+        assert_eq!(halves.dispatch, Work { wire_bytes: 2 * row, memory_bytes: (2 + 6) * row });
         assert_eq!(halves.combine, combine);
         // On one device nothing crosses, and memory is shared.
         let halves = Halves::mean(&shape, &[counts], &[0, 0]);

@@ -5,7 +5,7 @@ use graph_ep::{DType, ExpertParallel, ExpertParallelBuilder, HostBackend, Layout
 
 use super::args::MeasureArgs;
 use super::inputs::Skew;
-use super::report::{By, Case, Dtype, LayoutChoice, Op};
+use super::report::{By, Case, Dtype, LayoutChoice, Op, Padding};
 use crate::args::TransferChoice;
 
 /// Bytes that the layers of one replay exceed together, so that none finds in a cache what it left
@@ -38,6 +38,8 @@ pub struct Shape {
     pub sms: u32,
     /// Rows to which each expert's rows are rounded up.
     pub alignment: usize,
+    /// What becomes of the rows that are added for that.
+    pub padding: Padding,
     /// How rows get from rank to rank.
     pub transfer: TransferChoice,
 }
@@ -92,6 +94,7 @@ impl Shape {
             .transfer(self.transfer.into())
             .sm_budget(self.sms)
             .alignment(self.alignment as u32)
+            .clear_padding(self.padding.is_cleared())
             .capacity_rows(self.alignment as u32)
     }
 
@@ -123,6 +126,7 @@ impl Shape {
             gpus,
             skew: self.skew.to_string(),
             sms: self.sms,
+            padding: self.padding,
             captured,
             layers,
         }
@@ -224,6 +228,7 @@ pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
         skew: Skew::Uniform,
         sms: 0,
         alignment: args.alignment.unwrap_or(defaults.alignment),
+        padding: Padding::Cleared,
         transfer: TransferChoice::Auto,
     }];
     spread(&mut shapes, &list(&args.ranks, &[2]), |shape, ranks| shape.ranks = ranks);
@@ -236,6 +241,13 @@ pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
     spread(&mut shapes, layouts, |shape, layout| shape.layout = layout);
     let skews = if args.skew.is_empty() { &[Skew::Uniform][..] } else { &args.skew };
     spread(&mut shapes, skews, |shape, skew| shape.skew = skew);
+    let paddings = if args.padding.is_empty() { &[Padding::Cleared][..] } else { &args.padding };
+    spread(&mut shapes, paddings, |shape, padding| {
+        // Rows without groups have none.
+        shape.padding = if shape.flat() { Padding::Cleared } else { padding };
+    });
+    // Such shapes come once for each of `paddings`.
+    shapes.dedup();
     let ways = if args.transfer.is_empty() { &[TransferChoice::Auto][..] } else { &args.transfer };
     spread(&mut shapes, ways, |shape, way| shape.transfer = way);
     let budgets = if args.sms.is_empty() { &[0][..] } else { &args.sms };
@@ -266,6 +278,7 @@ pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
             layout: LayoutChoice::Expert,
             sms: 0,
             alignment: 1,
+            padding: Padding::Cleared,
             transfer: TransferChoice::Auto,
             ..shape
         };
@@ -342,6 +355,7 @@ pub(super) mod tests {
             skew: Skew::Uniform,
             sms: 0,
             alignment: 4,
+            padding: Padding::Cleared,
             transfer: TransferChoice::Auto,
         }
     }
@@ -391,6 +405,17 @@ pub(super) mod tests {
             all.iter().map(|m| m.shape.case((Op::Pair, "W=1"), 2, true, 4).variant).collect();
         assert_eq!(variants, ["W=1", "W=1, pull"]);
         assert_eq!(all[1].shape.case((Op::Pair, ""), 2, true, 4).variant, "pull");
+    }
+
+    #[test]
+    fn padding_is_a_parameter_where_there_is_some() {
+        use Padding::{Cleared, Left};
+        let all = of("--tokens 1 --ops pair --layout expert,flat --padding cleared,left", 2);
+        let found: Vec<_> = all.iter().map(|m| (m.shape.layout, m.shape.padding)).collect();
+        let (expert, flat) = (LayoutChoice::Expert, LayoutChoice::Flat);
+        assert_eq!(found, [(expert, Cleared), (expert, Left), (flat, Cleared)]);
+        assert_eq!(all[1].shape.case((Op::Pair, ""), 2, true, 4).padding, Left);
+        assert_eq!(of("--tokens 1 --ops pair", 2)[0].shape.padding, Cleared);
     }
 
     #[test]

@@ -169,10 +169,10 @@ const METHOD: &[&str] = &[
     "by nccl: the rows of one routing that cross between ranks, by sends and receives whose sizes were \
      known when they were recorded, from where they lie ready to where they arrive, not in order.",
     "Bytes are those that no exchange can do without, from routing alone: rows that cross between GPUs, \
-     each once for each rank; in memory tokens read, rows with their padding written, expert rows read, \
-     partial sums of other ranks landed and read, outputs written. The limit is what takes longer: the \
-     wire at the rate of peer writes, or of peer reads where a dispatch pulls, or memory at the rate of a \
-     copy.",
+     each once for each rank; in memory tokens read, rows written, with their padding unless it is left, \
+     expert rows read, partial sums of other ranks landed and read, outputs written. The limit is what \
+     takes longer: the wire at the rate of peer writes, or of peer reads where a dispatch pulls, or \
+     memory at the rate of a copy.",
     "Outputs are verified after the last sample, over spoilt memory, with a routing that was not the \
      last: offsets and counts whole, rows and outputs by sample, bit for bit with the reference.",
 ];

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use axis::Axis;
 pub use date::utc_now;
 pub use read::ReadError;
-pub use words::{By, Dtype, LayoutChoice, LimitKind, Op};
+pub use words::{By, Dtype, LayoutChoice, LimitKind, Op, Padding};
 
 use super::stats::{Quantiles, thousandths};
 use crate::output::{OutputError, write_whole};
@@ -112,6 +112,10 @@ pub struct Case {
     pub skew: String,
     /// Streaming multiprocessors that the operation was given; 0 if all.
     pub sms: u32,
+    /// Whether rows of padding were cleared. Only in a report where they were left: they are cleared
+    /// in those of programs that could do nothing else.
+    #[serde(default, skip_serializing_if = "Padding::is_cleared")]
+    pub padding: Padding,
     /// Whether it was replayed from a graph.
     pub captured: bool,
     /// Dispatch and combine pairs in one replay, or in one step.

@@ -16,6 +16,7 @@ use graph_ep::{DType, Weighting};
 
 use super::cases::Shape;
 use super::inputs::{Given, Inputs};
+use super::report::Padding;
 
 /// Received rows that are compared in each layer, if there are as many.
 const ROWS: usize = 4096;
@@ -180,8 +181,8 @@ impl<'g> Oracle<'g> {
         let groups = placement.groups.iter().filter(|group| !group.items.is_empty()).count();
         let at_each_end = ROWS.div_ceil(2 * groups.max(1));
         for group in &placement.groups {
-            // Padding belongs to the group: it is zero.
-            let rows = match self.shape.flat() {
+            // Padding belongs to the group, and is zero, unless it is left: then it holds anything.
+            let rows = match self.shape.flat() || self.shape.padding == Padding::Left {
                 true => group.items.len(),
                 false => round_up(group.items.len(), self.shape.alignment),
             };

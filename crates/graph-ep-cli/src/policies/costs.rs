@@ -96,7 +96,7 @@ fn recover<'r>(report: &'r Report, kind: &str) -> Vec<&'r Entry> {
 fn same_shape(a: &Entry, b: &Entry) -> bool {
     let shape = |entry: &Entry| {
         let (case, way) = (&entry.case, entry.case.variant.split_once(", "));
-        (case.tokens, case.ranks, case.layers, way.map(|(_, way)| way.to_owned()))
+        (case.tokens, case.ranks, case.layers, case.padding, way.map(|(_, way)| way.to_owned()))
     };
     shape(a) == shape(b)
 }

@@ -98,7 +98,7 @@ pub(super) struct Cell {
 pub(super) const HALVES: [Op; 2] = [Op::Dispatch, Op::Combine];
 
 /// The exchanges of all reports, in order of their parameters: by our own code, with all
-/// multiprocessors, verified.
+/// multiprocessors, padding cleared, verified.
 pub(super) fn cells(reports: &[Report]) -> Vec<Cell> {
     let mut cells: BTreeMap<(Case, usize), Cell> = BTreeMap::new();
     for (number, report) in reports.iter().enumerate() {
@@ -131,8 +131,9 @@ pub(super) fn cells(reports: &[Report]) -> Vec<Cell> {
 
 fn usable(entry: &Entry) -> bool {
     let exchange = matches!(entry.case.op, Op::Dispatch | Op::Combine | Op::Pair);
-    let whole = entry.case.sms == 0 && entry.case.by == By::GraphEp && entry.verified;
-    exchange && whole && entry.time.median_us > 0.0
+    let whole = entry.case.sms == 0 && entry.case.padding.is_cleared();
+    let ours = entry.case.by == By::GraphEp && entry.verified;
+    exchange && whole && ours && entry.time.median_us > 0.0
 }
 
 fn kind(case: &Case) -> Kind {
@@ -157,7 +158,7 @@ fn kind(case: &Case) -> Kind {
 pub(super) mod tests {
     use super::*;
     use crate::bench::report::tests::{case, entry, sample};
-    use crate::bench::report::{Limit, LimitKind};
+    use crate::bench::report::{Limit, LimitKind, Padding};
     use crate::bench::stats::Quantiles;
 
     /// A report whose times follow a law: 10 µs, 4 for a peer, 2 for a thousand choices, and the longer
@@ -209,12 +210,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_another_did_or_part_of_a_gpu_is_left_out() {
+    fn what_another_did_or_part_of_it_is_left_out() {
         let mut report = lawful();
-        report.results.truncate(3);
+        report.results.truncate(4);
         report.results[0].case.by = By::Nccl;
         report.results[1].case.sms = 24;
         report.results[2].verified = false;
+        report.results[3].case.padding = Padding::Left;
         assert!(cells(&[report]).is_empty());
     }
 

@@ -12,7 +12,7 @@ use super::error::OpError;
 use super::part::{Interval, Part};
 use crate::bench::bytes::{Halves, combine_bound, dispatch_bound, pair_bound};
 use crate::bench::nccl::{Group, NcclError, ReceiveFrom, SendTo};
-use crate::bench::report::{By, Entry, Op, Work};
+use crate::bench::report::{By, Entry, Op, Padding, Work};
 use crate::bench::verify::Mismatch;
 
 /// A membership of another library's group of ranks.
@@ -321,8 +321,9 @@ impl<B: Backend> Exchanges<'_, '_, B> {
         let halves = Halves { dispatch: wire(halves.dispatch), combine: wire(halves.combine) };
         let entry = |op, samples: &[f64], per, work, bound| {
             let mut case = part.case(op, "", captured, count);
-            // The library takes what it likes, and knows sizes beforehand.
+            // The library takes what it likes, knows sizes beforehand, and nothing of padding.
             (case.by, case.sms, case.variant) = (By::Nccl, 0, "sizes known".to_owned());
+            case.padding = Padding::Cleared;
             part.entry(case, samples, per, (work, bound), verified)
         };
         if !self.apart {

@@ -3,7 +3,7 @@
 use super::{By, Case};
 
 /// How many parameters a case has beside its operation, its variant and whose code ran.
-const PARAMETERS: usize = 12;
+const PARAMETERS: usize = 13;
 
 /// Which parameters differ among some cases.
 #[derive(Clone, Debug)]
@@ -59,7 +59,8 @@ pub(crate) fn operation(case: &Case) -> String {
     text
 }
 
-/// Every parameter; one of which there is none is no word, since then it is an axis or means nothing.
+/// Every parameter; one of which there is none is no word, since then it is an axis or means nothing, and so
+/// is padding that is cleared, as it usually is.
 /// Names that came from a file may hold anything, and lines are lines.
 fn words(case: &Case) -> [String; PARAMETERS] {
     let Case { layout, dtype, tokens, hidden, top_k, experts, ranks, gpus, skew, .. } = case;
@@ -83,6 +84,7 @@ fn words(case: &Case) -> [String; PARAMETERS] {
         },
         skew.replace(char::is_control, "?"),
         if case.sms == 0 { "all SMs".to_owned() } else { counted(case.sms as usize, "SM") },
+        if case.padding.is_cleared() { String::new() } else { format!("padding {}", case.padding) },
         if case.captured { "captured" } else { "launched" }.to_owned(),
         counted(case.layers, "layer"),
     ]
@@ -91,7 +93,7 @@ fn words(case: &Case) -> [String; PARAMETERS] {
 #[cfg(test)]
 mod tests {
     use super::super::tests::case;
-    use super::super::{Axis, By, Dtype, Op};
+    use super::super::{Axis, By, Dtype, Op, Padding};
     use super::*;
 
     #[test]
@@ -133,6 +135,7 @@ mod tests {
             gpus: 0,
             skew: "zipf".into(),
             sms: 1,
+            padding: Padding::Left,
             captured: false,
             layers: 1,
             ..case.clone()

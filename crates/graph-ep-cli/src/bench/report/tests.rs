@@ -25,6 +25,7 @@ pub(crate) fn case(op: Op, tokens: usize) -> Case {
         gpus: 2,
         skew: "uniform".into(),
         sms: 0,
+        padding: Padding::Cleared,
         captured: true,
         layers: 8,
     }
@@ -138,6 +139,19 @@ fn a_report_is_read_back_as_it_was() {
     sample().write(&path).unwrap();
     assert_eq!(Report::read(&path).unwrap(), sample());
     assert!(sample().verified());
+}
+
+/// Reports that know nothing of padding are those in which it was cleared.
+#[test]
+fn padding_is_a_field_only_where_it_was_left() {
+    let mut report = sample();
+    report.results[1].case.padding = Padding::Left;
+    let json: Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert_eq!(json["results"][0].get("padding"), None);
+    assert_eq!(json["results"][1]["padding"], "left");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), json.to_string()).unwrap();
+    assert_eq!(Report::read(file.path()).unwrap(), report);
 }
 
 #[test]

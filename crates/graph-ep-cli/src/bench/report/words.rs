@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::display_as_value_name;
 
-display_as_value_name!(Op, By, LayoutChoice, Dtype, LimitKind);
+display_as_value_name!(Op, By, LayoutChoice, Dtype, Padding, LimitKind);
 
 /// What is measured.
 #[derive(
@@ -97,6 +97,37 @@ pub enum Dtype {
     Fp8,
 }
 
+/// What a dispatch does with the rows with which those of an expert are padded.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    ValueEnum,
+    Serialize,
+    Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Padding {
+    /// They are zero
+    #[default]
+    Cleared,
+    /// They keep what was there
+    Left,
+}
+
+impl Padding {
+    /// Whether they are zero.
+    pub fn is_cleared(&self) -> bool {
+        *self == Self::Cleared
+    }
+}
+
 /// What the hardware can do at best.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize,
@@ -138,6 +169,7 @@ mod tests {
         check::<By>();
         check::<LayoutChoice>();
         check::<Dtype>();
+        check::<Padding>();
         check::<LimitKind>();
     }
 
@@ -152,6 +184,10 @@ mod tests {
         assert_eq!(words(&layouts), "expert flat");
         let types: Vec<_> = Dtype::value_variants().iter().map(Dtype::to_string).collect();
         assert_eq!(words(&types), "bf16 fp16 fp32 fp8");
+        assert_eq!(
+            Padding::value_variants().iter().map(Padding::to_string).collect::<Vec<_>>(),
+            ["cleared", "left"]
+        );
         assert_eq!(
             (By::GraphEp.to_string(), By::Nccl.to_string()),
             ("graph-ep".into(), "nccl".into())

@@ -138,6 +138,28 @@ fn what_is_right_passes_and_each_thing_that_is_wrong_is_named() {
     }
 }
 
+#[test]
+fn padding_that_is_left_may_hold_anything_and_rows_beside_it_may_not() {
+    for dtype in [Dtype::Bf16, Dtype::Fp8] {
+        let cleared = Shape { dtype, tokens: 9, ..shape() };
+        let left = Shape { padding: Padding::Left, ..cleared };
+        let given = Given::new(&cleared, 1, 3);
+        let spoilt = |real: bool| {
+            let mut model = Model::new(&cleared, &given, 0);
+            let expert = model.found.counts.iter().position(|count| count % 4 != 0).unwrap();
+            let end = (model.found.offsets[expert] + model.found.counts[expert]) as usize;
+            let row = if real { end - 1 } else { end };
+            model.rows[row][3] ^= 1;
+            model
+        };
+        let wrong =
+            |shape: &Shape, model: Model| model.wrong(&Oracle::new(shape, &given, 0).unwrap());
+        assert_eq!(wrong(&left, spoilt(false)), None, "{dtype}");
+        assert_eq!(wrong(&left, spoilt(true)), Some("received row"), "{dtype}");
+        assert_eq!(wrong(&cleared, spoilt(false)), Some("received row"), "{dtype}");
+    }
+}
+
 /// The output of a token, from the models of all receivers: a sum for each rank, rounded, added up.
 fn output(shape: &Shape, given: &Given, results: Results, rank: usize, token: usize) -> Vec<u8> {
     let (routing, layer) = PLACE;
