@@ -5,6 +5,10 @@
 //! second group, has to agree bit for bit; where rows were dropped on purpose, the exact reference
 //! with the same truncation takes its place.
 
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::thread;
+
 use graph_ep::synthetic;
 use graph_ep::token_dispatch::reference::{
     Exchange, ExpertMap, Payload, Processed, ReferenceError, Source, exact, naive_f64, window,
@@ -15,6 +19,11 @@ use serde::{Deserialize, Serialize};
 use super::Plan;
 use super::tensors::{LayerInput, dtype};
 use crate::args::Dtype;
+
+/// What an expert makes of a row.
+fn expert(expert: usize, row: &[f32]) -> Vec<f32> {
+    synthetic::apply(expert as u32, row)
+}
 
 /// Values compared, and those that differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,30 +70,77 @@ impl<'p> Verifier<'p> {
         bitwise: Bitwise<'_>,
     ) -> Result<Tally, ReferenceError> {
         let topk: Vec<i64> = input.ids.iter().map(|id| i64::from(*id)).collect();
-        let mut sources =
-            vec![Source { values: &[], topk: &[], weights: &[] }; self.plan.args.ranks];
-        sources[self.rank] = Source { values: &input.values, topk: &topk, weights: &input.weights };
-        let hidden = self.plan.args.hidden;
-        let exchange =
-            Exchange::new(&self.map, self.payload, self.plan.routing.top_k(), hidden, sources)?;
-        let expert = |expert: usize, row: &[f32]| synthetic::apply(expert as u32, row);
-        let processed = match bitwise {
-            Bitwise::Eager(_) => Processed::all(),
-            Bitwise::Truncated { capacity } => self.processed(step, layer, capacity)?,
-        };
-        let dtype = dtype(self.plan.args.dtype);
-        let mut values = vec![0f32; input.values.len()];
-        dtype.decode(output, &mut values);
-        let expected = naive_f64(&exchange, expert, &processed)?;
-        let reference: Vec<u8> = match bitwise {
-            Bitwise::Eager(eager) => eager.to_vec(),
-            Bitwise::Truncated { .. } => {
-                let rows = exact(&exchange, expert, &processed)?;
-                let mut bytes = vec![0; output.len()];
-                dtype.encode(&rows[self.rank], &mut bytes);
-                bytes
+        let tokens = Source { values: &input.values, topk: &topk, weights: &input.weights };
+        match bitwise {
+            Bitwise::Eager(eager) => self.check_parts(tokens, output, eager),
+            Bitwise::Truncated { capacity } => {
+                let processed = self.processed(step, layer, capacity)?;
+                let rows = exact(&self.exchange(tokens)?, expert, &processed)?;
+                let mut reference = vec![0; output.len()];
+                dtype(self.plan.args.dtype).encode(&rows[self.rank], &mut reference);
+                self.compare(tokens, output, &reference, &processed)
             }
-        };
+        }
+    }
+
+    /// Compares tokens all of whose rows were processed. None depends on another, so that threads which have
+    /// nothing else to do take parts of them.
+    fn check_parts(
+        &self,
+        tokens: Source<'_>,
+        output: &[u8],
+        eager: &[u8],
+    ) -> Result<Tally, ReferenceError> {
+        let top_k = self.plan.routing.top_k();
+        let idle = thread::available_parallelism().map_or(1, NonZero::get) / self.plan.args.ranks;
+        let part = (tokens.topk.len() / top_k).div_ceil(idle.max(1)).max(1);
+        let all = tokens.values.len() as u64;
+        let values = part * self.plan.args.hidden;
+        let bytes = values * dtype(self.plan.args.dtype).bytes();
+        let parts = tokens
+            .values
+            .chunks(values)
+            .zip(tokens.topk.chunks(part * top_k).zip(tokens.weights.chunks(part * top_k)))
+            .zip(output.chunks(bytes).zip(eager.chunks(bytes)));
+        thread::scope(|scope| {
+            let checks: Vec<_> = parts
+                .map(|((values, (topk, weights)), (output, eager))| {
+                    let tokens = Source { values, topk, weights };
+                    scope.spawn(move || self.compare(tokens, output, eager, &Processed::all()))
+                })
+                .collect();
+            let mut tally = Tally::default();
+            for check in checks {
+                tally.add(check.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+            }
+            // What an output lacks is not right either.
+            let missing = all - tally.verified;
+            tally.add(Tally { verified: missing, mismatched: missing });
+            Ok(tally)
+        })
+    }
+
+    /// An exchange of this rank's tokens, beside ranks that have none.
+    fn exchange<'t>(&'t self, tokens: Source<'t>) -> Result<Exchange<'t>, ReferenceError> {
+        let none = Source { values: &[], topk: &[], weights: &[] };
+        let mut sources = vec![none; self.plan.args.ranks];
+        sources[self.rank] = tokens;
+        let (top_k, hidden) = (self.plan.routing.top_k(), self.plan.args.hidden);
+        Exchange::new(&self.map, self.payload, top_k, hidden, sources)
+    }
+
+    /// Counts values of `output` that the oracle does not admit, or that are not those of `reference`.
+    fn compare(
+        &self,
+        tokens: Source<'_>,
+        output: &[u8],
+        reference: &[u8],
+        processed: &Processed,
+    ) -> Result<Tally, ReferenceError> {
+        let dtype = dtype(self.plan.args.dtype);
+        let mut values = vec![0f32; tokens.values.len()];
+        dtype.decode(output, &mut values);
+        let expected = naive_f64(&self.exchange(tokens)?, expert, processed)?;
         let same = |at: usize| {
             let size = dtype.bytes();
             output[at * size..(at + 1) * size] == reference[at * size..(at + 1) * size]
