@@ -42,7 +42,7 @@ fn render(args: &ModelArgs, reports: &[Report]) -> Result<String, BenchError> {
         return Err(BenchError::NothingToFit);
     }
     let [checked, added] = [Form::Overlapped, Form::Added].map(|form| laws::checked(&cells, form));
-    let rates = slowest(reports);
+    let rates = fastest(reports);
     let network = Network { domain: args.domain, gbps: args.network };
     let predictions = predict::predict(&laws, &rates, &network, &args.wanted());
     let mut text = table::laws(&laws, &checked, &added);
@@ -54,17 +54,22 @@ fn render(args: &ModelArgs, reports: &[Report]) -> Result<String, BenchError> {
     Ok(text)
 }
 
-/// The rates to predict with: those of reports in which ranks did not share a GPU, where peers were
-/// measured; the slowest.
-fn slowest(reports: &[Report]) -> Rates {
+/// What the hardware does at best: the highest rates of all reports in which each rank has a GPU. Limits that
+/// were measured with few bytes are lower.
+fn fastest(reports: &[Report]) -> Rates {
     let apart = reports
         .iter()
         .filter(|report| report.results.iter().all(|entry| entry.case.gpus >= entry.case.ranks));
+    // An infinite rate is one that was not measured.
+    let faster = |a: f64, b: f64| match (a.is_finite(), b.is_finite()) {
+        (true, true) => a.max(b),
+        _ => a.min(b),
+    };
     let start = Rates { write: f64::INFINITY, read: f64::INFINITY, copy: f64::INFINITY };
     apart.map(Rates::of).fold(start, |a, b| Rates {
-        write: a.write.min(b.write),
-        read: a.read.min(b.read),
-        copy: a.copy.min(b.copy),
+        write: faster(a.write, b.write),
+        read: faster(a.read, b.read),
+        copy: faster(a.copy, b.copy),
     })
 }
 
@@ -91,6 +96,18 @@ mod tests {
             assert!(text.contains(expected), "{expected} in\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 150), "{text}");
+    }
+
+    #[test]
+    fn what_was_measured_with_few_bytes_does_not_bound_predictions() {
+        let mut few = lawful();
+        few.limits.iter_mut().for_each(|limit| limit.gbps = limit.gbps.map(|gbps| gbps / 10.0));
+        let (both, one) = (fastest(&[few, lawful()]), fastest(&[lawful()]));
+        assert_eq!(both, one);
+        assert!(both.copy.is_finite());
+        let mut alone = lawful();
+        alone.limits.clear();
+        assert_eq!(fastest(&[alone, lawful()]), one);
     }
 
     #[test]
