@@ -229,8 +229,8 @@ impl<B: Backend> TokenDispatcher<B> {
         &self.inner.config
     }
 
-    /// Whether steps in which the host waits for nothing push their rows; see
-    /// [`Transfer`].
+    /// Whether static steps push their rows, so recorded ones and those that are recovered. Rounds, eager
+    /// steps and backward passes pull always; see [`Transfer`].
     pub fn pushes(&self) -> bool {
         self.inner.pushes
     }

@@ -122,10 +122,10 @@ impl<B: Backend> Lane<B> {
         Ok(Self { most_blocks: multiprocessors, ..self.clone() })
     }
 
-    /// The most multiprocessors that an operation of a step in which the host waits for nothing uses at a
-    /// time: where [rows are pushed](TokenDispatcher::pushes) the lane's part of those of the dispatcher,
-    /// since all lanes may be in flight at once, and where they are pulled all of these; or fewer, by
-    /// [`Lane::with_sm_budget`].
+    /// The most multiprocessors that an operation of a static step uses at a time: where
+    /// [rows are pushed](TokenDispatcher::pushes) the lane's part of those of the dispatcher, since all
+    /// lanes may be in flight at once, and where they are pulled all of these; or fewer, by
+    /// [`Lane::with_sm_budget`]. Rounds, eager steps and backward passes pull in every group.
     pub fn sms(&self) -> u32 {
         if self.dispatcher.pushes() { self.push_blocks() } else { self.blocks() }
     }

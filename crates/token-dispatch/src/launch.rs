@@ -177,19 +177,17 @@ pub(crate) fn items(g: &Geometry, row_bytes: u32, budget: u32) -> LaunchShape {
 pub(crate) fn items_and_padding(g: &Geometry, row_bytes: u32, budget: u32) -> LaunchShape {
     let items = u64::from(g.world) * u64::from(g.max_tokens);
     let pieces = items * u64::from(row_bytes.div_ceil(PIECE_BYTES).max(1));
-    // In the flat layout no expert has rows of its own.
-    let padding = if g.flat == 0 { most_padding(g) } else { 0 };
-    LaunchShape::new(blocks(pieces + padding, ROW_THREADS, budget), ROW_THREADS)
+    LaunchShape::new(blocks(pieces + most_padding(g), ROW_THREADS, budget), ROW_THREADS)
 }
 
 /// The most rows of padding that have to be cleared: every pair may bring an expert all rows of a group but
-/// one.
+/// one. In the flat layout no expert has rows of its own.
 fn most_padding(g: &Geometry) -> u64 {
-    let pairs = u64::from(g.world) * u64::from(g.max_tokens) * u64::from(g.top_k);
-    match g.clear_padding {
-        0 => 0,
-        _ => pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1),
+    if g.clear_padding == 0 || g.flat != 0 {
+        return 0;
     }
+    let pairs = u64::from(g.world) * u64::from(g.max_tokens) * u64::from(g.top_k);
+    pairs.min(g.local_experts.into()) * u64::from(g.alignment - 1)
 }
 
 /// Tokens to be staged beside lists that one block builds.
@@ -273,15 +271,18 @@ mod tests {
     }
 
     #[test]
-    fn padding_that_is_left_starts_no_blocks() {
+    fn padding_that_is_left_or_not_there_starts_no_blocks() {
         let cleared = geometry(256, 2, 1);
         let left = Geometry { clear_padding: 0, ..cleared };
-        let pulled = items_and_padding(&left, left.row_bytes, 132);
-        assert_eq!(pulled, items(&left, left.row_bytes, 132));
-        let [cleared, left] = [cleared, left].map(|g| push_dispatch(&g, 1, 132));
-        assert_eq!((cleared.listers, cleared.senders), (left.listers, left.senders));
-        // 16 pairs bring 15 rows of padding each, which four warps clear: at 16 warps, 60 blocks.
-        assert_eq!(cleared.launch.blocks - left.launch.blocks, 60);
+        let flat = Geometry { flat: 1, ..cleared };
+        for without in [left, flat] {
+            let pulled = items_and_padding(&without, without.row_bytes, 132);
+            assert_eq!(pulled, items(&without, without.row_bytes, 132));
+            let [with, without] = [cleared, without].map(|g| push_dispatch(&g, 1, 132));
+            assert_eq!((with.listers, with.senders), (without.listers, without.senders));
+            // 16 pairs bring 15 rows of padding each, which four warps clear: at 16 warps, 60 blocks.
+            assert_eq!(with.launch.blocks - without.launch.blocks, 60);
+        }
     }
 
     #[test]
