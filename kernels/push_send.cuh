@@ -16,12 +16,8 @@ class Sending {
         const u32 pieces = c_.g().row_pieces;
         const u32 units = c_.tokens * pieces;
         const bool shares = units > c_.p.senders * (THREADS / WARP);
-        const u32 block = blockIdx.x - c_.p.listers - 1;
-        u32 unit = threadIdx.x / WARP * c_.p.senders + block;
+        u32 unit = threadIdx.x / WARP * c_.p.senders + (blockIdx.x - c_.p.listers - 1);
         push::board.clear();
-        if (block >= EARLY && !await_told()) {
-            return;
-        }
         for (;;) {
             unit = shares ? take_next(&c_.lane()->sent) : unit;
             if (unit >= units) {
@@ -36,21 +32,6 @@ class Sending {
     }
 
   private:
-    // Blocks that send before this rank has told all others what it has for them: enough to keep a link busy,
-    // and no more, since what is told would have to wait behind all that they have stored.
-    static constexpr u32 EARLY = 8;
-
-    // Waits until this rank has told; every thread of the block calls it.
-    __device__ __forceinline__ bool await_told() const {
-        const u32 rank = c_.g().rank;
-        const u64 *word = c_.tallies(rank, rank);
-        const bool failed =
-            threadIdx.x == 0 && c_.waiter.wait_until(wait::Phase::Dispatch, rank, [&] {
-                return tally::is_of(ptx::load_relaxed_sys(word), c_.turn);
-            }) != 0;
-        return !__syncthreads_or(failed);
-    }
-
     // Raises the flags of a piece in the blocks of several ranks. A note is the number of the piece, and the
     // ranks, a bit each.
     struct Raise {
