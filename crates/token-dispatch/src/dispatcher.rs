@@ -9,13 +9,12 @@ use ep_context::backend::Memory;
 use ep_context::rendezvous::all_or_none;
 use ep_context::signal::params::WaitParams;
 use ep_context::{
-    Backend, Buffer, ContextError, DeviceSlice, EpContext, Fault, FaultKind, Kernel, KernelSource,
-    LaunchShape, Phase, Queue, Rank, Retained, RowSet, RowShape, Specialization,
+    Backend, Buffer, ContextError, DeviceSlice, EpContext, Fault, FaultKind, LaunchShape, Phase,
+    Queue, Rank, Retained, RowSet, RowShape,
 };
 use smallvec::SmallVec;
 
 use crate::config::{DispatchConfig, LEAST_SMS, Transfer};
-use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::{ExpertHome, ExpertMap};
 use crate::geometry::Geometry;
@@ -27,6 +26,11 @@ use crate::params::{
     StepEndParams, StepState,
 };
 use crate::record::RecordRing;
+
+mod loaded;
+
+pub(crate) use loaded::Kernels;
+pub use loaded::{device_kernels, specialization};
 
 /// One rank's part in moving tokens: everything that its dispatches and combines share. A clone is
 /// the same dispatcher.
@@ -67,96 +71,6 @@ pub(crate) struct SharedMemory<B: Backend> {
     pub(crate) peer_required: Buffer<B>,
     pub(crate) required_by_dispatch: Buffer<B>,
     pub(crate) ring: RecordRing<B>,
-}
-
-/// Every kernel, loaded before anything can wait on the device.
-pub(crate) struct Kernels<B: Backend> {
-    pub(crate) step_begin: B::Loaded<kernels::StepBegin>,
-    pub(crate) route: B::Loaded<kernels::Route>,
-    pub(crate) count: B::Loaded<kernels::Count>,
-    pub(crate) window: B::Loaded<kernels::Window>,
-    pub(crate) gather: B::Loaded<kernels::Gather>,
-    pub(crate) push_dispatch: B::Loaded<kernels::PushDispatch>,
-    pub(crate) push_combine: B::Loaded<kernels::PushCombine>,
-    pub(crate) reduce_push: B::Loaded<kernels::ReducePush>,
-    pub(crate) reduce: B::Loaded<kernels::Reduce>,
-    pub(crate) acknowledge: B::Loaded<kernels::Acknowledge>,
-    pub(crate) step_end: B::Loaded<kernels::StepEnd>,
-    pub(crate) resume: B::Loaded<kernels::Resume>,
-    pub(crate) abandon: B::Loaded<kernels::Abandon>,
-    pub(crate) fold: B::Loaded<kernels::Fold>,
-    pub(crate) restage: B::Loaded<kernels::Restage>,
-    pub(crate) acquire: B::Loaded<kernels::Acquire>,
-    pub(crate) regather: B::Loaded<kernels::Regather>,
-    pub(crate) push_weight_grads: B::Loaded<kernels::PushWeightGrads>,
-}
-
-/// The constants that kernels are compiled with.
-pub fn specialization(hidden: usize, top_k: usize, dtype: DType, world: usize) -> Specialization {
-    Specialization::new()
-        .with("HIDDEN", hidden as u64)
-        .with("TOP_K", top_k as u64)
-        .with("DTYPE", u64::from(dtype as u32))
-        .with("WORLD", world as u64)
-}
-
-/// The device code of every kernel that a dispatcher loads, for compiling it ahead of time.
-pub fn device_kernels() -> Vec<KernelSource> {
-    [
-        kernels::StepBegin::SOURCE,
-        kernels::Route::SOURCE,
-        kernels::Count::SOURCE,
-        kernels::Window::SOURCE,
-        kernels::Gather::SOURCE,
-        kernels::PushDispatch::SOURCE,
-        kernels::PushCombine::SOURCE,
-        kernels::ReducePush::SOURCE,
-        kernels::Reduce::SOURCE,
-        kernels::Acknowledge::SOURCE,
-        kernels::StepEnd::SOURCE,
-        kernels::Resume::SOURCE,
-        kernels::Abandon::SOURCE,
-        kernels::Fold::SOURCE,
-        kernels::Restage::SOURCE,
-        kernels::Acquire::SOURCE,
-        kernels::Regather::SOURCE,
-        kernels::PushWeightGrads::SOURCE,
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
-
-impl<B: Backend> Kernels<B> {
-    fn load(backend: &B, config: &DispatchConfig, world: usize) -> Result<Self, DispatchError> {
-        let constants = specialization(config.hidden, config.top_k, config.dtype, world);
-        fn load<B: Backend, K: Kernel>(
-            backend: &B,
-            constants: &Specialization,
-        ) -> Result<B::Loaded<K>, DispatchError> {
-            Ok(backend.load::<K>(constants)?)
-        }
-        Ok(Self {
-            step_begin: load::<B, _>(backend, &constants)?,
-            route: load::<B, _>(backend, &constants)?,
-            count: load::<B, _>(backend, &constants)?,
-            window: load::<B, _>(backend, &constants)?,
-            gather: load::<B, _>(backend, &constants)?,
-            push_dispatch: load::<B, _>(backend, &constants)?,
-            push_combine: load::<B, _>(backend, &constants)?,
-            reduce_push: load::<B, _>(backend, &constants)?,
-            reduce: load::<B, _>(backend, &constants)?,
-            acknowledge: load::<B, _>(backend, &constants)?,
-            step_end: load::<B, _>(backend, &constants)?,
-            resume: load::<B, _>(backend, &constants)?,
-            abandon: load::<B, _>(backend, &constants)?,
-            fold: load::<B, _>(backend, &constants)?,
-            restage: load::<B, _>(backend, &constants)?,
-            acquire: load::<B, _>(backend, &constants)?,
-            regather: load::<B, _>(backend, &constants)?,
-            push_weight_grads: load::<B, _>(backend, &constants)?,
-        })
-    }
 }
 
 impl<B: Backend> TokenDispatcher<B> {
