@@ -39,11 +39,11 @@ fn ranks_a_gpu() -> usize {
     text.parse().ok().filter(|ranks| *ranks > 0).expect("the number of processes that share a GPU")
 }
 
-/// Skips the check that runs if its ranks are more than there are GPUs for.
+/// Skips the check that runs if its ranks are more than the GPUs take.
 pub(crate) fn skip_without(world: usize) {
     match gpus().as_ref().map(Vec::len) {
         Ok(gpus) if gpus * ranks_a_gpu() < world => {
-            harness::skip(format!("{world} ranks, and {gpus} GPUs"))
+            harness::skip(format!("{world} ranks; GPUs: {gpus}, ranks on each: {}", ranks_a_gpu()))
         }
         Ok(_) => {}
         Err(why) => harness::skip(why.clone()),
