@@ -234,6 +234,17 @@ where
     })
 }
 
+/// Whether there may be groups of so many ranks. If not, this says that what the check does with them is
+/// skipped: it goes on, and shows less.
+pub(crate) fn enough_ranks<T: TestBackend>(world: usize) -> bool {
+    let most = T::most_ranks();
+    if world > most {
+        say_skipped(&format!("{world} ranks"), &format!("groups have at most {most}"));
+        harness::on_fewer_ranks();
+    }
+    world <= most
+}
+
 /// Says that a check is skipped, past the harness, which keeps the output of tests that pass.
 pub fn say_skipped(check: &str, why: &str) {
     use std::io::Write;

@@ -9,6 +9,7 @@ use graph_ep::{
 use proptest::prelude::*;
 
 use crate::backend::{TestBackend, patient};
+use crate::harness;
 
 /// Where tokens go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,14 +135,16 @@ impl Case {
         self.tokens.len()
     }
 
-    /// The case on no more ranks than `T` has, but two: those at the end are left out, with the experts that
-    /// they would have where all ranks have the same number.
+    /// The case on no more ranks than `T` has, and on two at least: those at the end are left out, with the
+    /// experts that they would have where all ranks have the same number. A check that has fewer ranks than
+    /// its case was written for shows less: a [harness] that is not libtest's says how many there were.
     #[must_use]
     pub fn on<T: TestBackend>(mut self) -> Self {
         let (whole, world) = (self.world(), self.world().min(T::most_ranks().max(2)));
         if world == whole {
             return self;
         }
+        harness::on_fewer_ranks();
         assert!(self.map.is_none(), "a map is made for a number of ranks");
         self.tokens.truncate(world);
         if let Some(rows) = &mut self.capacity {

@@ -1,7 +1,9 @@
-//! A harness that runs checks one after the other on the only thread of its process, which may
-//! therefore be forked. It takes the arguments that `cargo test` passes on: filters, `--exact`,
+//! A harness that runs checks one after the other on the thread of `main`: where no check leaves a thread, its
+//! process may therefore be forked. It knows checks that are skipped, which are not passed. It takes the arguments that `cargo test` passes on: filters, `--exact`,
 //! `--skip`, `--list`, `--report-time`; others are accepted and change nothing.
 
+use std::cell::Cell;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -29,10 +31,31 @@ enum Verdict {
 struct Skip(String);
 
 /// Ends the check that runs, since the machine lacks what the rest of it needs: neither passed nor
-/// failed. To be called on the harness's thread.
+/// failed. To be called on the thread of the check.
 pub fn skip(why: String) -> ! {
     // Not a panic, whose message would be printed.
     resume_unwind(Box::new(Skip(why)))
+}
+
+thread_local! {
+    /// Whether the check that runs on this thread has made a group smaller than it asks for.
+    static FEWER_RANKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says that the check that runs has no group of as many ranks as it asks for, since there may be none on
+/// this machine. It shows less then, so the harness counts such checks.
+pub(crate) fn on_fewer_ranks() {
+    FEWER_RANKS.set(true);
+}
+
+/// Runs a check as a `#[test]`. libtest knows no test that is skipped once it has begun, and takes it for
+/// passed: so it is said, past libtest, which keeps what such tests print.
+pub fn test(name: &str, run: fn()) {
+    match catch_unwind(AssertUnwindSafe(run)).map_err(|payload| payload.downcast::<Skip>()) {
+        Ok(()) => {}
+        Err(Ok(skip)) => say_skipped(name, &skip.0),
+        Err(Err(panic)) => resume_unwind(panic),
+    }
 }
 
 fn verdict(run: fn()) -> Verdict {
@@ -45,24 +68,64 @@ fn verdict(run: fn()) -> Verdict {
     }
 }
 
-/// Runs those of `checks` that the arguments of the process ask for, and says how they ended.
-pub fn main(suite: &str, checks: &[Check]) -> ExitCode {
+/// How many checks ended in each way.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    /// Of those that passed or failed, how many ran on fewer ranks than they ask for.
+    on_fewer_ranks: usize,
+}
+
+impl Tally {
+    /// Runs a check, and counts how it ended.
+    fn run(&mut self, run: fn()) -> Verdict {
+        FEWER_RANKS.set(false);
+        let verdict = verdict(run);
+        let fewer = FEWER_RANKS.get();
+        match verdict {
+            Verdict::Passed => self.passed += 1,
+            Verdict::Failed => self.failed += 1,
+            Verdict::Skipped(_) => self.skipped += 1,
+        }
+        self.on_fewer_ranks += usize::from(fewer && !matches!(verdict, Verdict::Skipped(_)));
+        verdict
+    }
+}
+
+impl fmt::Display for Tally {
+    /// In the words of libtest, to which a skipped test is one that is ignored.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { passed, failed, skipped, on_fewer_ranks } = self;
+        let verdict = if *failed == 0 { "ok" } else { "FAILED" };
+        write!(f, "{verdict}. {passed} passed; {failed} failed; {skipped} ignored; ")?;
+        write!(f, "{on_fewer_ranks} on fewer ranks")
+    }
+}
+
+/// Runs those of the checks of `suites`, each of which has a name, that the arguments of the process ask
+/// for, and says how they ended.
+pub fn main(suites: &[(&str, Vec<Check>)]) -> ExitCode {
     let asked = Asked::from_arguments(std::env::args().skip(1));
-    let named = checks.iter().map(|check| (format!("{suite}::{}", check.name), check));
-    let chosen: Vec<_> = named.filter(|(name, _)| asked.for_name(name)).collect();
+    let all: Vec<_> = suites
+        .iter()
+        .flat_map(|(suite, checks)| checks.iter().map(move |check| (*suite, check)))
+        .map(|(suite, check)| (format!("{suite}::{}", check.name), check.run))
+        .collect();
+    let chosen: Vec<_> = all.iter().filter(|(name, _)| asked.for_name(name)).collect();
     if asked.list {
         chosen.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
     println!("\nrunning {} tests", chosen.len());
-    let (start, mut failed, mut skipped) = (Instant::now(), Vec::new(), 0);
-    for (name, check) in &chosen {
+    let (start, mut tally, mut failed) = (Instant::now(), Tally::default(), Vec::new());
+    for (name, run) in &chosen {
         let begun = Instant::now();
-        let verdict = match verdict(check.run) {
+        let verdict = match tally.run(*run) {
             Verdict::Passed => "ok",
             Verdict::Skipped(why) => {
                 say_skipped(name, &why);
-                skipped += 1;
                 "ignored"
             }
             Verdict::Failed => {
@@ -76,14 +139,10 @@ pub fn main(suite: &str, checks: &[Check]) -> ExitCode {
             false => println!("test {name} ... {verdict}"),
         }
     }
-    let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
     failed.iter().for_each(|name| println!("failed: {name}"));
     println!(
-        "\ntest result: {verdict}. {} passed; {} failed; {skipped} ignored; 0 measured; {} filtered out; \
-         finished in {:.2}s\n",
-        chosen.len() - failed.len() - skipped,
-        failed.len(),
-        checks.len() - chosen.len(),
+        "\ntest result: {tally}; {} filtered out; finished in {:.2}s\n",
+        all.len() - chosen.len(),
         start.elapsed().as_secs_f64()
     );
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -146,6 +205,35 @@ mod tests {
         assert_eq!(verdict(|| {}), Verdict::Passed);
         assert_eq!(verdict(|| skip("no GPU".to_owned())), Verdict::Skipped("no GPU".to_owned()));
         assert_eq!(verdict(|| resume_unwind(Box::new("it failed"))), Verdict::Failed);
+    }
+
+    #[test]
+    fn a_tally_has_each_check_once() {
+        let mut tally = Tally::default();
+        let runs: [fn(); 5] = [
+            || {},
+            on_fewer_ranks,
+            || {
+                on_fewer_ranks();
+                skip("one GPU".to_owned())
+            },
+            || skip("no GPU".to_owned()),
+            || resume_unwind(Box::new("it failed")),
+        ];
+        for run in runs {
+            tally.run(run);
+        }
+        let expected = Tally { passed: 2, failed: 1, skipped: 2, on_fewer_ranks: 1 };
+        assert_eq!(tally, expected);
+        let said = "FAILED. 2 passed; 1 failed; 2 ignored; 1 on fewer ranks";
+        assert_eq!(tally.to_string(), said);
+    }
+
+    #[test]
+    fn a_test_of_libtest_ends_where_its_check_is_skipped() {
+        test("skipped", || skip("no GPU".to_owned()));
+        let failed = catch_unwind(|| test("failed", || resume_unwind(Box::new("it failed"))));
+        assert!(failed.is_err());
     }
 
     #[test]

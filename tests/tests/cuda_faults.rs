@@ -9,5 +9,5 @@ use graph_ep_tests::{CudaProcesses, deaths, faults, harness};
 fn main() -> ExitCode {
     let mut checks = faults::CHECKS.to_vec();
     checks.extend(deaths::checks::<CudaProcesses>());
-    harness::main("cuda_faults", &checks)
+    harness::main(&[("cuda_faults", checks)])
 }

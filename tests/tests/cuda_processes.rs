@@ -7,5 +7,5 @@ use graph_ep_tests::{CudaProcesses, harness};
 
 fn main() -> ExitCode {
     let checks = graph_ep_tests::conformance_suite!(list CudaProcesses);
-    harness::main("cuda_processes", &checks)
+    harness::main(&[("cuda_processes", checks)])
 }

@@ -7,5 +7,5 @@ use graph_ep_tests::{HostPairs, harness};
 
 fn main() -> ExitCode {
     let checks = graph_ep_tests::conformance_suite!(list HostPairs);
-    harness::main("host_pairs", &checks)
+    harness::main(&[("host_pairs", checks)])
 }

@@ -9,5 +9,5 @@ fn main() -> ExitCode {
     let mut checks = graph_ep_tests::conformance_suite!(list HostProcesses);
     checks.extend(deaths::checks::<HostProcesses>());
     checks.extend(leaks::CHECKS);
-    harness::main("host_processes", &checks)
+    harness::main(&[("host_processes", checks)])
 }

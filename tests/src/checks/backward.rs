@@ -3,7 +3,7 @@
 use graph_ep::{BodyError, DType, DispatchError, Layout, Payload, StepMode, Weighting};
 
 use super::everywhere::least_rows;
-use crate::backend::{TestBackend, say_skipped};
+use crate::backend::{TestBackend, enough_ranks};
 use crate::case::{Case, Skew};
 use crate::grad_oracle::GradOracle;
 use crate::grads::{GradRig, GradRun};
@@ -72,9 +72,7 @@ pub fn gradients_equal_the_oracle<T: TestBackend>() {
 /// Groups of 1 to 8 ranks.
 pub fn gradients_on_one_to_eight_ranks<T: TestBackend>() {
     for world in [1, 2, 5, 8] {
-        let most = T::most_ranks();
-        if world > most {
-            say_skipped(&format!("{world} ranks"), &format!("groups have at most {most}"));
+        if !enough_ranks::<T>(world) {
             continue;
         }
         let case = Case { backward: true, top_k: 2, ..Case::new(world) };

@@ -9,9 +9,9 @@ use graph_ep::{
     OverflowError, Phase, Queue, Rank, RecoverySettings, Step, StepMode, StepOptions,
 };
 
-use crate::backend::say_skipped;
 use crate::backend::{PATIENCE, TestBackend, patient};
 use crate::case::{Case, Skew};
+use crate::harness;
 use crate::kernels::Broken;
 use crate::oracle::StepOracle;
 use crate::rig::Rig;
@@ -151,10 +151,7 @@ pub fn an_abort_ends_the_step_on_every_rank<T: TestBackend>() {
 /// it was; its peers time out on it.
 pub fn an_operation_that_breaks_is_reported<T: TestBackend>() {
     if !T::OPERATIONS_MAY_BREAK {
-        return say_skipped(
-            "an_operation_that_breaks_is_reported",
-            "it would break the device for all",
-        );
+        harness::skip("it would break the device for all".to_owned());
     }
     let case = Case::new(3).on::<T>();
     let blamed = T::on_ranks(case.world(), |env| {
@@ -194,10 +191,7 @@ pub fn an_operation_that_breaks_is_reported<T: TestBackend>() {
 /// The runner of a rank whose stream breaks says what broke, rather than that no record came.
 pub fn a_runner_reports_the_operation_that_breaks<T: TestBackend>() {
     if !T::OPERATIONS_MAY_BREAK {
-        return say_skipped(
-            "a_runner_reports_the_operation_that_breaks",
-            "it would break the device for all",
-        );
+        harness::skip("it would break the device for all".to_owned());
     }
     let case = Case::new(1);
     T::on_ranks(1, |env| {
@@ -310,8 +304,7 @@ pub fn ranks_in_different_modes_find_out<T: TestBackend>() {
         Some(fault.kind == FaultKind::OutOfStep)
     });
     if kinds == [None; 2] {
-        say_skipped("ranks_in_different_modes_find_out", "every mode pulls here");
-        return;
+        harness::skip("every mode pulls here".to_owned());
     }
     assert_eq!(kinds, [Some(true); 2]);
 }

@@ -3,7 +3,7 @@
 use graph_ep::{CaptureError, DispatchError, StepMode, StepOptions};
 
 use super::everywhere::least_rows;
-use crate::backend::{TestBackend, say_skipped};
+use crate::backend::{TestBackend, enough_ranks};
 use crate::case::{Case, Skew};
 use crate::inputs::Inputs;
 use crate::oracle::StepOracle;
@@ -57,12 +57,10 @@ pub fn rounds_equal_the_oracle<T: TestBackend>() {
 /// Groups of 1 to 8 ranks, with room for one token.
 pub fn rounds_on_one_to_eight_ranks<T: TestBackend>() {
     for world in [1, 2, 4, 8] {
-        let most = T::most_ranks();
-        let what = format!("rounds on {world} ranks");
-        if world > most {
-            say_skipped(&what, &format!("groups have at most {most}"));
+        if !enough_ranks::<T>(world) {
             continue;
         }
+        let what = format!("rounds on {world} ranks");
         let case = Case { skew: Skew::Rotating, layers: 4, ..Case::new(world) };
         let case = case.clone().capacity(least_rows(&case));
         let runs = T::on_ranks(world, |env| {

@@ -3,7 +3,7 @@
 use graph_ep::ep_context::FaultKind;
 use graph_ep::{DType, DispatchError, Phase, StepOptions, TokenCount, TopKIds};
 
-use crate::backend::{TestBackend, say_skipped};
+use crate::backend::{TestBackend, enough_ranks};
 use crate::case::{Case, Skew};
 use crate::oracle::StepOracle;
 use crate::outcome::by_step;
@@ -28,9 +28,7 @@ fn conforms<T: TestBackend>(what: &str, case: &Case) {
 /// Groups of 1 to 16 ranks, as far as the backend has them.
 pub fn one_to_sixteen_ranks<T: TestBackend>() {
     for world in [1, 2, 3, 5, 8, 16] {
-        let most = T::most_ranks();
-        if world > most {
-            say_skipped(&format!("{world} ranks"), &format!("groups have at most {most}"));
+        if !enough_ranks::<T>(world) {
             continue;
         }
         conforms::<T>(&format!("{world} ranks"), &Case::new(world));
