@@ -233,22 +233,35 @@ mod tests {
 
     use crate::HostPairs;
 
-    /// The themes that `.ci/prove-on-gpu` has in a table of parts.
-    fn themes_of_parts() -> Vec<&'static str> {
+    /// The themes that `.ci/prove-on-gpu` has in a table of lists.
+    fn themes_in(table: &str) -> Vec<&'static str> {
         let script = include_str!("../../.ci/prove-on-gpu");
-        let (_, table) = script.split_once("\nPROCESSES = {").expect("the table of parts");
+        let (_, table) = script.split_once(&format!("\n{table} = {{")).expect("the table");
         let (table, _) = table.split_once("\n}").expect("its end");
         let lists = table.split('[').skip(1).filter_map(|rest| rest.split_once(']'));
         lists.flat_map(|(list, _)| list.split('"').skip(1).step_by(2)).collect()
     }
 
+    /// The themes of the suite.
+    fn themes() -> BTreeSet<&'static str> {
+        let checks = crate::conformance_suite!(list HostPairs);
+        checks.iter().filter_map(|check| Some(check.name.split_once("::")?.0)).collect()
+    }
+
     #[test]
     fn every_theme_is_in_one_part_of_the_proof() {
-        let checks = crate::conformance_suite!(list HostPairs);
-        let themes: BTreeSet<&str> =
-            checks.iter().filter_map(|check| Some(check.name.split_once("::")?.0)).collect();
-        let parts = themes_of_parts();
+        let (parts, themes) = (themes_in("PROCESSES"), themes());
         assert_eq!(parts.iter().copied().collect::<BTreeSet<_>>(), themes);
         assert_eq!(parts.len(), themes.len(), "no theme is in two parts: {parts:?}");
+    }
+
+    /// A filter that fits no theme would show nothing.
+    #[test]
+    fn what_ranks_run_that_share_a_gpu_are_themes() {
+        let (shared, themes) = (themes_in("SHARED"), themes());
+        assert!(!shared.is_empty());
+        for theme in shared {
+            assert!(themes.contains(theme), "{theme}");
+        }
     }
 }
