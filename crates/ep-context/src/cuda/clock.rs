@@ -20,23 +20,37 @@ thread_local! {
 }
 
 /// Does `work` and says how long the calls of the driver took that the backend made meanwhile on the
-/// calling thread, in the order in which each was first made. Timing adds some 50 ns to a call. Within
-/// `work` of another the inner takes all. Nothing is found for what makes no such calls, as the host
-/// backend.
+/// calling thread, in the order in which each was first made. Timing adds some 50 ns to a call. What is
+/// clocked within `work` is found there and not again out here. Nothing is found for what makes no such
+/// calls, as the host backend.
 pub fn clock_calls<T>(work: impl FnOnce() -> T) -> (T, Vec<CallTime>) {
-    /// Stops the clock also where `work` panics.
-    struct Stop;
-    impl Drop for Stop {
-        fn drop(&mut self) {
-            let _ = RUNS.try_with(|runs| runs.set(false));
-        }
-    }
-    TIMES.with(|times| times.borrow_mut().clear());
-    RUNS.with(|runs| runs.set(true));
-    let stop = Stop;
+    let clock = Clock::start();
     let result = work();
-    drop(stop);
-    (result, TIMES.with(RefCell::take))
+    (result, clock.stop())
+}
+
+/// The clock of a thread while it runs, and what it is set back to where it ends, also by a panic.
+struct Clock {
+    ran: bool,
+    times: Vec<CallTime>,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { ran: RUNS.replace(true), times: TIMES.take() }
+    }
+
+    /// What was found.
+    fn stop(self) -> Vec<CallTime> {
+        TIMES.take()
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        let _ = RUNS.try_with(|runs| runs.set(self.ran));
+        let _ = TIMES.try_with(|times| times.replace(std::mem::take(&mut self.times)));
+    }
 }
 
 /// Makes a call, and times it where the clock runs.
@@ -88,9 +102,36 @@ mod tests {
 
     #[test]
     fn a_panic_stops_the_clock() {
-        let panicked = catch_unwind(AssertUnwindSafe(|| clock_calls(|| panic!("work fails"))));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            clock_calls(|| {
+                clocked("a", || 0);
+                panic!("work fails")
+            })
+        }));
         assert!(panicked.is_err());
         clocked("a", || 0);
         assert!(TIMES.with_borrow(Vec::is_empty));
+    }
+
+    #[test]
+    fn a_clock_within_another_leaves_it_running_with_what_it_has() {
+        let found = |times: &[CallTime]| -> Vec<_> {
+            times.iter().map(|time| (time.call, time.calls)).collect()
+        };
+        let (_, outer) = clock_calls(|| {
+            clocked("a", || 0);
+            let (_, inner) = clock_calls(|| clocked("a", || clocked("b", || 0)));
+            assert_eq!(found(&inner), [("b", 1), ("a", 1)]);
+            let panicked = catch_unwind(|| {
+                clock_calls(|| {
+                    clocked("c", || 0);
+                    panic!("inner work fails")
+                })
+            });
+            assert!(panicked.is_err());
+            clocked("d", || 0);
+            clocked("a", || 0);
+        });
+        assert_eq!(found(&outer), [("a", 2), ("d", 1)]);
     }
 }
