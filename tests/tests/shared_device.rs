@@ -66,7 +66,7 @@ impl<const SHARE: bool> TestBackend for Ranks<SHARE> {
 
     fn backend(rank: Rank, memory: &MemoryAccount) -> HostBackend {
         let name = if SHARE { "the device".to_owned() } else { format!("device {}", rank.0) };
-        let options = HostOptions::new(format!("test rank {}", rank.0)).with_processors(name);
+        let options = HostOptions::new(format!("test rank {}", rank.0)).with_device(name);
         HostBackend::new(options.with_memory(memory.clone()))
     }
 

@@ -48,14 +48,14 @@ use operation::Operation;
 pub struct HostOptions {
     label: String,
     memory: MemoryAccount,
-    processors: Vec<u8>,
+    device: Vec<u8>,
 }
 
 impl HostOptions {
     /// A rank without a memory limit. `label` stands before the stream's name in the names of
     /// threads, and in errors.
     pub fn new(label: impl Into<String>) -> Self {
-        Self { label: label.into(), memory: MemoryAccount::new(None), processors: Vec::new() }
+        Self { label: label.into(), memory: MemoryAccount::new(None), device: Vec::new() }
     }
 
     /// Counts the pages of this rank in `memory`, which stands for the memory of a device: ranks
@@ -66,11 +66,12 @@ impl HostOptions {
         self
     }
 
-    /// Runs on processors of this name. Ranks that give the same name act as ranks that share a GPU do,
-    /// though none is in another's way here.
+    /// Names the device of this rank; without a name it is nobody else's. Ranks that give the same name
+    /// act as ranks that share a GPU do, though none is in another's way here: their group pulls unless
+    /// it is told how to transfer, and runners of steps in rounds meet to record.
     #[must_use]
-    pub fn with_processors(mut self, name: impl Into<String>) -> Self {
-        self.processors = name.into().into_bytes();
+    pub fn with_device(mut self, name: impl Into<String>) -> Self {
+        self.device = name.into().into_bytes();
         self
     }
 }
@@ -313,7 +314,7 @@ impl Backend for HostBackend {
     fn processors(&self) -> Processors {
         // An operation is one thread, whatever its grid.
         Processors {
-            device: self.inner.options.processors.clone(),
+            device: self.inner.options.device.clone(),
             multiprocessors: 1 << 10,
             shared_bytes_per_block: 1 << 16,
         }
