@@ -143,7 +143,8 @@ impl<B: Backend> RowSet<B> {
         Ok(set)
     }
 
-    /// Adds a buffer of `row_bytes` bytes a row, mapped for the present capacity.
+    /// Adds a buffer of `row_bytes` bytes a row, mapped for the present capacity. What its rows hold is
+    /// unspecified until they are written.
     ///
     /// # Errors
     ///
@@ -217,8 +218,9 @@ impl<B: Backend> RowSet<B> {
         words.get(at..at + bytes).unwrap_or(words)
     }
 
-    /// Maps memory for `rows` rows behind every buffer. Nothing that queued or recorded work can see
-    /// changes. Fewer rows than the capacity plan a smaller one and map nothing.
+    /// Maps memory for `rows` rows behind every buffer; what new ones hold is unspecified until they are
+    /// written. Nothing that queued or recorded work can see changes. Fewer rows than the capacity plan a
+    /// smaller one and map nothing.
     ///
     /// # Errors
     ///

@@ -9,12 +9,13 @@ use super::mapping::{Reservation, granularity, properties, whole_pages};
 use crate::account::{Charge, MemoryAccount};
 use crate::backend::{BackendError, GrowableMemory};
 
-/// The largest piece of what is mapped first. Pieces are unmapped whole, so this is how finely memory
-/// can be given back, against the number of calls that mapping a large buffer takes: nobody waits for
-/// those at set-up.
+/// The largest piece of what is mapped where nothing is. Pieces are unmapped whole, so this is how finely
+/// memory can be given back, against the number of calls that mapping a large buffer takes: nobody waits
+/// for those at set-up. A step may wait for them where all was trimmed before; what comes and goes like
+/// that is to be given back as finely too.
 const PIECE: usize = 64 << 20;
 
-/// The largest piece of a later growth, for which a step may wait: to map one of 1 GiB takes hardly
+/// The largest piece of what is mapped behind other memory, for which a step may wait: to map one of 1 GiB takes hardly
 /// longer than one of 64 MiB, and calls of all threads of a process wait for each other.
 const LATER_PIECE: usize = 1 << 30;
 
