@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use ep_context::rendezvous::{Rendezvous, RendezvousError};
+use ep_context::rendezvous::Rendezvous;
 use ep_context::{ContextError, Rank};
 use serde::{Deserialize, Serialize};
 
-use crate::error::OverflowError;
+use crate::gather::gather;
 
 /// What one rank can do about an over-budget step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,25 +53,17 @@ const PURPOSE: &str = "agreement on a replay";
 ///
 /// # Errors
 ///
-/// A rendezvous error if a rank is missing.
+/// As for [`gather`].
 pub(crate) fn agree(
     rendezvous: &dyn Rendezvous,
     vote: &Vote,
     deadline: Duration,
-) -> Result<Decision, OverflowError> {
-    let malformed = |rank, error: postcard::Error| {
-        OverflowError::Context(ContextError::from(RendezvousError::Malformed {
-            rank,
-            purpose: PURPOSE.to_owned(),
-            reason: error.to_string(),
-        }))
-    };
-    let mine = postcard::to_allocvec(vote).map_err(|error| malformed(rendezvous.rank(), error))?;
-    let words = rendezvous.all_gather(PURPOSE, &mine, deadline).map_err(ContextError::from)?;
+) -> Result<Decision, ContextError> {
+    let votes = gather(rendezvous, PURPOSE, vote, deadline)?;
     let mut decision = Decision::Replay;
-    for (rank, word) in words.iter().enumerate() {
+    for (rank, vote) in votes.into_iter().enumerate() {
         let rank = Rank::from_index(rank);
-        match postcard::from_bytes(word).map_err(|error| malformed(rank, error))? {
+        match vote {
             Vote::Replay => {}
             Vote::Eager(reason) => {
                 tracing::warn!(rank = rank.0, %reason, "a rank cannot record again: running eagerly");
@@ -91,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    fn decide(votes: &[Vote]) -> Vec<Result<Decision, OverflowError>> {
+    fn decide(votes: &[Vote]) -> Vec<Result<Decision, ContextError>> {
         let group = ThreadGroup::new(votes.len()).expect("a group");
         thread::scope(|scope| {
             let ranks: Vec<_> = group

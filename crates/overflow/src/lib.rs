@@ -9,6 +9,7 @@
 mod agreement;
 mod engine;
 mod error;
+mod gather;
 mod growth;
 mod hooks;
 mod policy;
