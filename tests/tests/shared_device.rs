@@ -1,18 +1,22 @@
 //! Runners of ranks that share a device record loops at once, and of ranks that do not, each when it likes.
 //! On the host, whose ranks say that they share one.
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use graph_ep::ep_context::rendezvous::{Gone, RendezvousError, ThreadRendezvous};
 use graph_ep::ep_context::{ContextError, MemoryAccount, host::HostOptions};
 use graph_ep::{
-    Adjustments, BodyError, CaptureError, Deadlines, GrowthPolicy, HostBackend, OverflowError,
-    OverflowPolicy, Phase, Rank, RecoverySettings, Rendezvous, Step, StepRunner,
+    Adjustments, BodyError, CaptureError, Deadlines, DispatchError, EmbeddedStep, EngineGraph,
+    GrowthPolicy, HostBackend, OverflowError, OverflowPolicy, Phase, Queue, Rank, RecoverySettings,
+    Rendezvous, RowSet, Step, StepRunner, StepSpec,
 };
 use graph_ep_tests::HostThreads;
 use graph_ep_tests::backend::{PATIENCE, RankEnv, RankResult, TestBackend, patient, threads};
 use graph_ep_tests::case::{Case, Skew};
+use graph_ep_tests::engine::Engine;
+use graph_ep_tests::inputs::{Inputs, Rows};
 use graph_ep_tests::oracle::StepOracle;
 use graph_ep_tests::outcome::{Ended, Ran, by_step};
 use graph_ep_tests::rig::Rig;
@@ -225,6 +229,155 @@ fn ranks_meet_again_after_an_eager_step_and_without_a_graph() {
     }
     let grew = |grew: bool| steps[2].iter().any(|(records, _)| *records == grew);
     assert!(grew(true) && grew(false), "the eager step is to grow some ranks and not all");
+}
+
+/// The engine of a runner, which notes its captures, and changes the capacity of its rank behind the back
+/// of the runner when it launches for the `changes_at`th time.
+struct Meddling {
+    inner: Engine<Ranks<true>>,
+    heard: Heard,
+    rows: RowSet<HostBackend>,
+    direct: Queue<'static, HostBackend>,
+    changes_at: Option<u32>,
+    launches: u32,
+}
+
+impl EngineGraph<HostBackend> for Meddling {
+    fn capture(
+        &mut self,
+        spec: &StepSpec<'_, HostBackend>,
+    ) -> Result<EmbeddedStep<HostBackend>, BodyError> {
+        note(&self.heard, BODY);
+        self.inner.capture(spec)
+    }
+
+    fn launch(&mut self) -> Result<(), BodyError> {
+        self.launches += 1;
+        if self.changes_at == Some(self.launches) {
+            self.rows.plan(self.rows.capacity() + 4)?.commit(&self.direct)?;
+        }
+        self.inner.launch()
+    }
+
+    fn discard(&mut self) {
+        self.inner.discard();
+    }
+}
+
+#[test]
+fn ranks_meet_again_after_a_step_that_one_of_them_ran_from_a_stale_graph() {
+    let case = case();
+    let runs = Ranks::<true>::on_ranks(case.world(), |env| {
+        let heard = env.rendezvous.heard.clone();
+        let rig = Rig::new(env, &case);
+        let (group, one) = (&rig.group, rig.rank() == 1);
+        let engine = Box::new(Meddling {
+            inner: Engine::of(&rig),
+            heard: heard.clone(),
+            rows: group.rows().clone(),
+            direct: rig.direct(),
+            changes_at: one.then_some(2),
+            launches: 0,
+        });
+        let (stream, rows) = (group.stream().clone(), group.rows().clone());
+        let runner = StepRunner::for_engine(group.dispatcher(), stream, rows, rounds(), engine);
+        let mut runner = runner.expect("in range");
+        step(&rig, &mut runner, &heard, 0);
+        match runner.run() {
+            Err(OverflowError::Dispatch(DispatchError::StaleGraph { rank: Rank(1), .. })) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(take(&heard).is_empty(), "every graph was current before it was launched");
+        let (ran, heard) = step(&rig, &mut runner, &heard, 2);
+        let expected = if one { vec![BEFORE, BODY, AFTER] } else { vec![BEFORE, AFTER] };
+        assert_eq!(heard, expected, "rank {}", rig.rank());
+        ran.run
+    });
+    StepOracle::new(&case, 2, None).check_outputs("captured again", &runs);
+}
+
+/// A step that was launched behind one which grows the rows of some ranks, by another runner, is run again
+/// when that is over, and first recorded again on these.
+#[test]
+fn ranks_meet_before_a_step_is_run_again_that_waited_for_another_to_be_recovered() {
+    let case = Case { skew: Skew::Hot(0), ..Case::new(3) }.capacity(12);
+    let ranks = Ranks::<true>::on_ranks(case.world(), |env| {
+        let heard = env.rendezvous.heard.clone();
+        let rig = Rig::new(env, &case);
+        let recover = RecoverySettings::new().growth(GrowthPolicy::Exact);
+        let mut recovering = runner(&rig, recover, &heard);
+        let mut rounds = runner(&rig, rounds(), &heard);
+        step(&rig, &mut rounds, &heard, 0);
+        let capacity = rig.shape();
+        rig.write(1);
+        let over = recovering.launch().expect("recorded");
+        let behind = rounds.launch().expect("recorded");
+        recovering.settle(over).expect("there is room to grow");
+        take(&heard);
+        let report = rounds.settle(behind).expect("it is run again");
+        let run = rig.seen_with(1, &report.record);
+        (run, rig.shape() != capacity, take(&heard))
+    });
+    for (rank, (_, grown, heard)) in ranks.iter().enumerate() {
+        let expected = if *grown { vec![BEFORE, BODY, AFTER] } else { vec![BEFORE, AFTER] };
+        assert_eq!(*heard, expected, "rank {rank}");
+    }
+    let grew = |grew: bool| ranks.iter().any(|(_, grown, _)| *grown == grew);
+    assert!(grew(true) && grew(false), "the step is to grow some ranks and not all");
+    let runs: Vec<_> = ranks.into_iter().map(|(run, _, _)| run).collect();
+    StepOracle::new(&case, 1, None).check_outputs("behind another", &runs);
+}
+
+/// Rank 1 cannot grow when that is due, and a step that was launched before is settled ere all meet. What it
+/// then counts towards shrinking has to be what the others count for it.
+#[test]
+fn ranks_meet_where_one_shrinks_that_could_not_grow_before() {
+    // Rows for rank 1, whose capacity of 40 is 48 after the first to all who think that it grew: 1.2 · 36
+    // is below the one and not below the other.
+    const ROWS: [usize; 8] = [48, 36, 8, 8, 8, 8, 8, 8];
+    let case = Case { top_k: 1, tokens: vec![16; 3], ..Case::new(3) }.capacity(40);
+    let ranks = Ranks::<true>::on_ranks(case.world(), |env| {
+        let heard = env.rendezvous.heard.clone();
+        let rig = Rig::new(env, &case);
+        let (rank, rows) = (rig.rank(), rig.group.rows());
+        let adjustments = Adjustments {
+            look_ahead: Some(1.0),
+            shrink_after: NonZeroU32::new(2),
+            // Only rank 1 shrinks.
+            min_rows: if rank == 1 { 0 } else { 40 },
+        };
+        let mut runner = runner(&rig, rounds().adjustments(adjustments), &heard);
+        let launch = |runner: &mut StepRunner<HostBackend>, total: usize| {
+            let own = total / 3 + usize::from(rank < total % 3);
+            let ids = (0..16).map(|token| if token < own { 2 } else { -1 }).collect();
+            let values = Rows::Values(vec![1.0; 16 * case.hidden]);
+            rig.write_layer(0, &Inputs::of(&case, values, ids, vec![1.0; 16]));
+            take(&heard);
+            (runner.launch().expect("all can record"), take(&heard))
+        };
+        let (first, _) = launch(&mut runner, ROWS[0]);
+        let (second, _) = launch(&mut runner, ROWS[1]);
+        // As where there is no memory: another change is planned.
+        let held = rows.plan(rows.capacity()).expect("none is planned");
+        runner.settle(first).expect("it ends");
+        held.cancel();
+        runner.settle(second).expect("it ends");
+        let steps = ROWS[2..].iter().map(|total| {
+            let (launched, heard) = launch(&mut runner, *total);
+            let report = runner.settle(launched).expect("it ends");
+            (report.capacity_before, heard)
+        });
+        steps.collect::<Vec<_>>()
+    });
+    for (number, ranks) in by_step(&ranks).iter().enumerate() {
+        let meets = |heard: &Vec<String>| heard.first().is_some_and(|what| what == BEFORE);
+        let all = meets(&ranks[0].1);
+        assert!(ranks.iter().all(|(_, heard)| meets(heard) == all), "{number}: {ranks:?}");
+        assert!(all || ranks.iter().all(|(_, heard)| heard.is_empty()), "{number}: {ranks:?}");
+    }
+    let capacities: Vec<_> = ranks[1].iter().map(|(capacity, _)| *capacity).collect();
+    assert_eq!(capacities.first(), Some(&40), "it could not grow");
+    assert_eq!(capacities.last(), Some(&12), "it has shrunk");
 }
 
 /// Steps without loops are recorded by each rank for itself; after growth the agreement, which no rank

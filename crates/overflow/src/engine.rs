@@ -13,9 +13,10 @@ pub trait EngineGraph<B: Backend>: Send {
     /// several, between steps, while no rank waits on the device.
     ///
     /// Ready is a graph that is instantiated and, if it has loops, uploaded (`cuGraphUpload`): where ranks
-    /// share a device and steps run in rounds, all ranks are in here [at the same
-    /// time](crate::StepRunner#in-rounds-on-a-shared-device), and none launches before all have returned.
-    /// What is left to the first launch takes a device that may be occupied for good by then.
+    /// share a device and steps run in rounds, those that have to capture are in here [while all others
+    /// wait](crate::StepRunner#in-rounds-on-a-shared-device), and none launches before all have returned.
+    /// What is left to the first launch takes a device that may be occupied for good by then. Call nothing
+    /// collective: there may be ranks that do not capture.
     ///
     /// # Errors
     ///

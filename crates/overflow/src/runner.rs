@@ -37,9 +37,11 @@ pub type StepBody<B> =
 ///
 /// A graph with loops cannot be made ready on a device on which a rank waits for another. Where ranks of
 /// the group [share a device](TokenDispatcher::shares_devices), steps in rounds are therefore recorded by
-/// all ranks at once: they meet before the first launch, at the next one after [`StepRunner::run_eager`]
-/// and [`StepRunner::invalidate`], and after a step behind which the capacity of any of them changes. No
-/// other launch waits for another rank, and none does where each rank has a device of its own.
+/// all ranks at once: they meet before the first launch, and at the next one after [`StepRunner::run_eager`]
+/// and [`StepRunner::invalidate`], after a step that any of them ran from a [stale
+/// graph](DispatchError::StaleGraph), and after one behind which the capacity of any of them changes. They
+/// meet too before a step is launched again that moved nothing because of one before it. No other launch
+/// waits for another rank, and none does where each rank has a device of its own.
 ///
 /// So all ranks launch and settle in the same order there. A rank that has to record at another time,
 /// since its row set was changed by others than this runner, does so by itself, and if the device is not
@@ -49,6 +51,7 @@ pub struct StepRunner<B: Backend> {
     stream: B::Stream,
     rows: RowSet<B>,
     settings: RecoverySettings,
+    /// What changes this rank's capacity, unless the meeting does for all.
     between: BetweenSteps,
     /// Where all ranks record at once.
     meeting: Option<Meeting>,
@@ -140,7 +143,7 @@ impl<B: Backend> StepRunner<B> {
             rows,
             settings,
             between,
-            meeting: (loops && dispatcher.shares_devices()).then(Meeting::new),
+            meeting: (loops && dispatcher.shares_devices()).then(|| Meeting::new(rank)),
             source,
             hooks: Box::new(NoHooks),
         })
@@ -213,11 +216,7 @@ impl<B: Backend> StepRunner<B> {
     pub fn launch(&mut self) -> Result<Launched, OverflowError> {
         let mut tally = Tally::default();
         let capacity_before = self.rows.capacity();
-        if self.meeting.as_ref().is_some_and(Meeting::is_due) {
-            self.record_together(&mut tally)?;
-        } else if !self.source.is_current() {
-            self.record(&mut tally)?;
-        }
+        self.make_current(&mut tally)?;
         let backend = self.dispatcher.context().backend();
         let calls_before = backend.blocking_calls();
         let start = Instant::now();
@@ -241,17 +240,16 @@ impl<B: Backend> StepRunner<B> {
     ///
     /// [`OverflowError::Overflow`] under [`OverflowPolicy::Fail`], [`OverflowError::Refused`] and
     /// [`DispatchError::StaleGraph`] leave the group as it was, able to run the next step. A fault ends the
-    /// group.
+    /// group. Where the step has to be launched again, as for [`StepRunner::launch`].
     pub fn settle(&mut self, launched: Launched) -> Result<StepReport, OverflowError> {
         let Launched { step, capacity_before, mut blocking_calls, start, mut tally } = launched;
         let backend = self.dispatcher.context().backend().clone();
         let calls_before = backend.blocking_calls();
         let mut first = self.record_of(step)?;
         if first.drained {
-            // Whatever it was launched behind may have changed the capacity since.
-            if !self.source.is_current() {
-                self.record(&mut tally)?;
-            }
+            // Whatever it was launched behind may have changed the capacity of any rank since.
+            self.meeting.iter_mut().for_each(Meeting::call);
+            self.make_current(&mut tally)?;
             first = self.replay()?;
         }
         tally.times.first_run = start.elapsed();
@@ -349,16 +347,17 @@ impl<B: Backend> StepRunner<B> {
     ) -> Result<(), OverflowError> {
         let capacity = self.rows.capacity();
         let alignment = self.dispatcher.config().alignment();
-        if let Some(meeting) = &mut self.meeting {
-            meeting.follow(kept, overflowed, alignment);
-        }
-        let wanted = self.between.after_step(StepSummary {
-            own_capacity: capacity,
-            required: &kept.required,
-            overflowed: overflowed || kept.peak() > capacity,
-            alignment,
-            limit_rows: self.limit(),
-        });
+        let limit_rows = self.limit();
+        let wanted = match &mut self.meeting {
+            Some(meeting) => meeting.follow(capacity, kept, overflowed, alignment),
+            None => self.between.after_step(StepSummary {
+                own_capacity: capacity,
+                required: &kept.required,
+                overflowed: overflowed || kept.peak() > capacity,
+                alignment,
+                limit_rows,
+            }),
+        };
         if wanted == capacity {
             return Ok(());
         }
@@ -407,6 +406,17 @@ impl<B: Backend> StepRunner<B> {
         options(&self.settings)
     }
 
+    /// Sees to it that there is a graph to launch: with all ranks where they are to meet.
+    fn make_current(&mut self, tally: &mut Tally) -> Result<(), OverflowError> {
+        if self.meeting.as_ref().is_some_and(Meeting::is_due) {
+            self.record_together(tally)
+        } else if !self.source.is_current() {
+            self.record(tally)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Records the step for the capacity that holds, or that is planned.
     fn record(&mut self, tally: &mut Tally) -> Result<(), OverflowError> {
         let started = Instant::now();
@@ -424,10 +434,11 @@ impl<B: Backend> StepRunner<B> {
     }
 
     /// Waits for the record of a step.
-    fn record_of(&self, step: u32) -> Result<StepRecord, OverflowError> {
+    fn record_of(&mut self, step: u32) -> Result<StepRecord, OverflowError> {
         let record = self.dispatcher.records().wait_on(step, &self.stream);
         if let Err(DispatchError::StaleGraph { .. }) = record {
             // Every rank sees it, and holds back what is behind it.
+            self.meeting.iter_mut().for_each(Meeting::call);
             let direct = Queue::direct(self.dispatcher.context().backend(), &self.stream);
             self.dispatcher.resume(&direct)?;
         }

@@ -47,6 +47,11 @@ impl Adjustments {
             _ => Ok(self),
         }
     }
+
+    /// Whether any is asked for.
+    pub(crate) fn any(&self) -> bool {
+        self.look_ahead.is_some() || self.shrink_after.is_some()
+    }
 }
 
 /// One step, as one rank sees it when it has ended and any overflow has been recovered.
