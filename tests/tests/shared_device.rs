@@ -380,6 +380,26 @@ fn ranks_meet_where_one_shrinks_that_could_not_grow_before() {
     assert_eq!(capacities.last(), Some(&12), "it has shrunk");
 }
 
+/// Ranks to which nothing comes keep what a window takes, so that later steps can be recorded.
+#[test]
+fn rounds_shrink_no_further_than_one_token_needs() {
+    let case = Case { top_k: 1, ..Case::new(2) }.capacity(40);
+    let capacities = Ranks::<true>::on_ranks(case.world(), |env| {
+        let heard = env.rendezvous.heard.clone();
+        let rig = Rig::new(env, &case);
+        let shrink_after = NonZeroU32::new(1);
+        let adjustments = Adjustments { shrink_after, ..Adjustments::default() };
+        let mut runner = runner(&rig, rounds().adjustments(adjustments), &heard);
+        let values = Rows::Values(vec![1.0; 5 * case.hidden]);
+        rig.write_layer(0, &Inputs::of(&case, values, vec![-1; 5], vec![1.0; 5]));
+        runner.run().expect("it ends");
+        let shrunk = runner.rows().capacity();
+        rig.step(&mut runner, 1).expect("it can be recorded");
+        (shrunk, rig.group.dispatcher().least_rows())
+    });
+    assert_eq!(capacities, [(4, 4); 2]);
+}
+
 /// Steps without loops are recorded by each rank for itself; after growth the agreement, which no rank
 /// passes before all have recorded, keeps every one of them from launching.
 #[test]

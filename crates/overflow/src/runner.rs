@@ -124,9 +124,14 @@ impl<B: Backend> StepRunner<B> {
         dispatcher: &TokenDispatcher<B>,
         stream: B::Stream,
         rows: RowSet<B>,
-        settings: RecoverySettings,
+        mut settings: RecoverySettings,
         source: Source<B>,
     ) -> Result<Self, OverflowError> {
+        if settings.overflow == OverflowPolicy::Rounds {
+            // With fewer a window may hold no token, and no step could be recorded any more.
+            let least = &mut settings.adjustments.min_rows;
+            *least = dispatcher.least_rows().max(*least);
+        }
         let rank = dispatcher.context().rank().index();
         let between = BetweenSteps::new(settings.growth, settings.adjustments, rank)?;
         let between = match settings.overflow {

@@ -27,7 +27,8 @@ pub struct Adjustments {
     /// Capacity then becomes that headroom over the peak of those steps. A step that overflowed, or
     /// after which capacity grew, begins the count again, and so does a shrink.
     pub shrink_after: Option<NonZeroU32>,
-    /// Shrinking never goes below this many rows.
+    /// Shrinking never goes below this many rows, and under
+    /// [`OverflowPolicy::Rounds`](crate::OverflowPolicy::Rounds) not below what one token may need.
     pub min_rows: u32,
 }
 
