@@ -18,6 +18,7 @@ impl Deref for Counts {
     type Target = [u32];
 
     fn deref(&self) -> &[u32] {
+        // The range fits, by every way to make one; a list can also be looked at where nothing may panic.
         self.words.get(self.range.clone()).unwrap_or_default()
     }
 }
@@ -40,6 +41,19 @@ impl From<Vec<u32>> for Counts {
     }
 }
 
+impl From<&[u32]> for Counts {
+    fn from(words: &[u32]) -> Self {
+        Self { words: words.into(), range: 0..words.len() }
+    }
+}
+
+impl FromIterator<u32> for Counts {
+    fn from_iter<I: IntoIterator<Item = u32>>(words: I) -> Self {
+        let words: Arc<[u32]> = words.into_iter().collect();
+        Self { range: 0..words.len(), words }
+    }
+}
+
 impl<T: AsRef<[u32]> + ?Sized> PartialEq<T> for Counts {
     fn eq(&self, other: &T) -> bool {
         **self == *other.as_ref()
@@ -47,6 +61,30 @@ impl<T: AsRef<[u32]> + ?Sized> PartialEq<T> for Counts {
 }
 
 impl Eq for Counts {}
+
+impl PartialEq<Counts> for [u32] {
+    fn eq(&self, other: &Counts) -> bool {
+        *self == **other
+    }
+}
+
+impl PartialEq<Counts> for &[u32] {
+    fn eq(&self, other: &Counts) -> bool {
+        **self == **other
+    }
+}
+
+impl<const N: usize> PartialEq<Counts> for [u32; N] {
+    fn eq(&self, other: &Counts) -> bool {
+        self[..] == **other
+    }
+}
+
+impl PartialEq<Counts> for Vec<u32> {
+    fn eq(&self, other: &Counts) -> bool {
+        self[..] == **other
+    }
+}
 
 impl AsRef<[u32]> for Counts {
     fn as_ref(&self) -> &[u32] {
@@ -88,13 +126,17 @@ impl Pool {
     }
 
     /// `N` lists behind each other, `ends[i]` being where list `i` ends, in words that `read` writes. Only
-    /// allocates where all memory is in use.
+    /// allocates where all memory is in use. The caller sees to it that ends rise, and that the last is
+    /// within the most numbers of a record.
     pub(super) fn lists<const N: usize>(
         &self,
         ends: [usize; N],
         read: impl FnOnce(&mut [u32]),
     ) -> [Counts; N] {
-        let length = ends.last().copied().unwrap_or(0).min(self.words);
+        debug_assert!(ends.is_sorted(), "{ends:?}");
+        let end = ends.last().copied().unwrap_or(0);
+        debug_assert!(end <= self.words, "{ends:?} in {} words", self.words);
+        let length = end.min(self.words);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let free = |words: &mut Arc<[u32]>| Arc::get_mut(words).is_some();
         let mut words = match known.iter_mut().position(free) {
@@ -137,6 +179,11 @@ mod tests {
         assert_ne!(one, other);
         assert_eq!(format!("{one:?}"), "[10, 11]");
         assert_eq!(Counts::from(vec![10, 11]), one);
+        assert_eq!(Counts::from(&one[..]), one);
+        assert_eq!((10..12).collect::<Counts>(), one);
+        let slice: &[u32] = &[10, 11];
+        assert!([10, 11] == one && vec![10, 11] == one && slice == one && *slice == one);
+        assert!([10, 12] != one && vec![10] != one && slice != other && *slice != other);
         assert_eq!(Counts::default(), []);
         let [] = pool.lists([], |words| assert!(words.is_empty()));
     }
