@@ -162,7 +162,7 @@ impl DispatchConfig {
 
     /// Whether a dispatch clears the rows with which those of an expert are padded; see
     /// [`DispatchConfigBuilder::clear_padding`].
-    pub fn clear_padding(&self) -> bool {
+    pub fn clears_padding(&self) -> bool {
         self.clear_padding
     }
 
