@@ -123,7 +123,7 @@ macro_rules! conformance_suite {
             streams:
                 two_lanes_on_two_streams,
                 a_dispatch_beside_the_experts_of_another_lane,
-                a_budget_of_a_call_is_kept;
+                a_lane_says_what_a_budget_leaves_it;
             halves:
                 halves_equal_the_oracle,
                 every_rank_splits_as_it_likes,

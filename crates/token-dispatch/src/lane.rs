@@ -105,21 +105,27 @@ impl<B: Backend> Lane<B> {
 
     /// The same lane for calls that are to use at most so many multiprocessors at a time, so that the rest is
     /// left to what runs beside them: the experts of another lane, or that lane itself. It can only be
-    /// fewer than the lane has without: see [`Lane::sms`]. May differ between ranks, between the calls of a
-    /// pair, and between lanes; what comes out does not depend on it. The host backend does not look at it.
+    /// fewer than the lane has without, see [`Lane::sms`], and takes the place of a budget that `self` has:
+    /// zero gives all back, as in [`sm_budget`](crate::DispatchConfigBuilder::sm_budget). May differ between
+    /// ranks, between the calls of a pair, and between lanes; what comes out does not depend on it. The host
+    /// backend does not look at it.
     ///
     /// # Errors
     ///
-    /// [`DispatchError::Config`] for fewer than [`LEAST_SMS`].
+    /// [`DispatchError::Config`] for fewer than [`LEAST_SMS`] that are not zero.
     pub fn with_sm_budget(&self, multiprocessors: u32) -> Result<Self, DispatchError> {
-        if multiprocessors < LEAST_SMS {
-            return Err(DispatchError::Config {
-                field: "multiprocessors of a call",
-                value: multiprocessors.to_string(),
-                limit: format!("at least {LEAST_SMS}"),
-            });
-        }
-        Ok(Self { most_blocks: multiprocessors, ..self.clone() })
+        let most_blocks = match multiprocessors {
+            0 => u32::MAX,
+            1..LEAST_SMS => {
+                return Err(DispatchError::Config {
+                    field: "sm_budget",
+                    value: multiprocessors.to_string(),
+                    limit: format!("0, which is all, or at least {LEAST_SMS}"),
+                });
+            }
+            _ => multiprocessors,
+        };
+        Ok(Self { most_blocks, ..self.clone() })
     }
 
     /// The most multiprocessors that an operation of a static step uses at a time: where
@@ -216,5 +222,41 @@ impl<B: Backend> fmt::Debug for Lane<B> {
             .field("index", &self.index)
             .field("dispatcher", &self.dispatcher)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ep_context::Rank;
+
+    use super::*;
+    use crate::ExpertMap;
+
+    /// Kernels stride over their work with whatever grid they have: a grid beyond the budget shows in nothing
+    /// but in what it takes from others.
+    #[test]
+    fn no_operation_of_a_lane_has_more_blocks_than_its_budget() {
+        let settings = [(1, 8, 1), (2, 256, 1), (2, 256, 128), (2, 256, 4096), (8, 256, 4096)];
+        for (ranks, experts, tokens) in settings {
+            let map = ExpertMap::contiguous(experts, ranks).unwrap();
+            let config = DispatchConfig::builder(7168, 8, tokens, map).build().unwrap();
+            let g = Geometry::new(&config, Rank(0), ranks);
+            for budget in LEAST_SMS..=132 {
+                let shapes = [
+                    launch::push_dispatch(&g, tokens as u32, budget).launch,
+                    launch::push_combine(&g, budget, 200 << 10).launch,
+                    launch::route(&g, budget),
+                    launch::stage(&g, budget),
+                    launch::items(&g, g.sum_bytes, budget),
+                    launch::items_and_padding(&g, g.row_bytes, budget),
+                    launch::rows(tokens as u64, g.sum_bytes, budget),
+                ];
+                let most = shapes.iter().map(|shape| shape.blocks).max();
+                assert!(
+                    most <= Some(budget),
+                    "{budget} blocks, {ranks} ranks, {tokens} tokens: {shapes:?}"
+                );
+            }
+        }
     }
 }

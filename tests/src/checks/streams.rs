@@ -144,9 +144,10 @@ pub fn a_dispatch_beside_the_experts_of_another_lane<T: TestBackend>() {
     }
 }
 
-/// A call uses no more multiprocessors than it is told to, and no more than its lane has; fewer than an
-/// operation needs are refused.
-pub fn a_budget_of_a_call_is_kept<T: TestBackend>() {
+/// A lane with a budget says that it has no more multiprocessors than it is told to use, and no more than the
+/// lane has without; another budget takes the place of the first, and none gives all back; fewer than an
+/// operation needs are refused. Grids that keep to it are those of unit tests.
+pub fn a_lane_says_what_a_budget_leaves_it<T: TestBackend>() {
     let case = case::<T>(2);
     T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
@@ -155,17 +156,21 @@ pub fn a_budget_of_a_call_is_kept<T: TestBackend>() {
         for (asked, has) in [(4, all.min(4)), (24, all.min(24)), (u32::MAX, all)] {
             let budgeted = lane.with_sm_budget(asked).expect("enough");
             assert_eq!((budgeted.sms(), budgeted.clone().sms()), (has, has));
-            assert_eq!(
-                budgeted.with_sm_budget(u32::MAX).expect("enough").sms(),
-                all,
-                "not kept on"
-            );
-        }
-        match lane.with_sm_budget(3) {
-            Err(DispatchError::Config { field, value, .. }) => {
-                assert_eq!((field, value.as_str()), ("multiprocessors of a call", "3"));
+            for none in [0, u32::MAX] {
+                assert_eq!(
+                    budgeted.with_sm_budget(none).expect("enough").sms(),
+                    all,
+                    "not kept on"
+                );
             }
-            other => panic!("{other:?}"),
+        }
+        for few in [1, 3] {
+            match lane.with_sm_budget(few) {
+                Err(DispatchError::Config { field, value, .. }) => {
+                    assert_eq!((field, value), ("sm_budget", few.to_string()));
+                }
+                other => panic!("{other:?}"),
+            }
         }
     });
 }
