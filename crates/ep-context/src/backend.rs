@@ -364,10 +364,13 @@ impl Specialization {
         Self::default()
     }
 
-    /// Adds a constant.
+    /// Adds a constant, or gives another value to the one of this name.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: u64) -> Self {
-        self.constants.push((name, value));
+        match self.constants.iter_mut().find(|(there, _)| *there == name) {
+            Some((_, old)) => *old = value,
+            None => self.constants.push((name, value)),
+        }
         self
     }
 

@@ -183,6 +183,16 @@ mod tests {
     }
 
     #[test]
+    fn a_macro_is_defined_once_with_the_value_that_came_last() {
+        let constants = Specialization::new().with("HIDDEN", 7168).with("A", 1).with("HIDDEN", 64);
+        assert_eq!(constants.constants(), [("HIDDEN", 64), ("A", 1)]);
+        let job = Job::new(&SOURCE, &constants, "sm_90a");
+        let defined: Vec<_> =
+            job.options.iter().filter(|option| option.contains("HIDDEN")).collect();
+        assert_eq!(defined, ["-DHIDDEN=64"]);
+    }
+
+    #[test]
     fn chips_from_hopper_on_are_asked_for_by_their_own_features() {
         let names = [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)].map(architecture);
         assert_eq!(names, ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"]);

@@ -42,8 +42,13 @@ impl CudaOptions {
         self
     }
 
-    /// Compiles every kernel with one more constant: for measuring variants of kernels, which are there
-    /// beside the others.
+    /// Compiles every kernel with one more constant: for measuring variants of kernels, and for nothing
+    /// else. They are kept beside the others, in the process and in the cache.
+    ///
+    /// A constant can make an engine silently wrong: kernels without counters, say, notice no overflow.
+    /// Ranks do not compare these constants when a group is set up, though it may need them to be equal.
+    /// And where a kernel has a constant of this name, of this call or of its own, this value takes its
+    /// place, be it the size of a row.
     #[must_use]
     pub fn with_constant(mut self, name: &'static str, value: u64) -> Self {
         self.constants = self.constants.with(name, value);
