@@ -60,7 +60,7 @@ impl<'p> Verifier<'p> {
     }
 
     /// Compares `output` of one layer with the oracle, and bit for bit with `eager` or, under
-    /// truncation to `capacity` rows, with the reference.
+    /// truncation to `capacity` rows, with the reference. Where lengths differ all is mismatched.
     pub(super) fn check(
         &self,
         step: usize,
@@ -71,8 +71,23 @@ impl<'p> Verifier<'p> {
     ) -> Result<Tally, ReferenceError> {
         let topk: Vec<i64> = input.ids.iter().map(|id| i64::from(*id)).collect();
         let tokens = Source { values: &input.values, topk: &topk, weights: &input.weights };
+        let size = dtype(self.plan.args.dtype).bytes();
+        let expected = input.values.len() * size;
+        let beside = match bitwise {
+            Bitwise::Eager(eager) => eager.len(),
+            Bitwise::Truncated { .. } => expected,
+        };
+        if [output.len(), beside] != [expected; 2] {
+            // Which value belongs to which is not known: none is right.
+            let all = expected.max(output.len()).max(beside).div_ceil(size) as u64;
+            return Ok(Tally { verified: all, mismatched: all });
+        }
         match bitwise {
-            Bitwise::Eager(eager) => self.check_parts(tokens, output, eager),
+            Bitwise::Eager(eager) => {
+                // What the machine has, shared among the ranks, all of which check at the same time.
+                let threads = thread::available_parallelism().map_or(1, NonZero::get);
+                self.check_parts(tokens, output, eager, threads / self.plan.args.ranks)
+            }
             Bitwise::Truncated { capacity } => {
                 let processed = self.processed(step, layer, capacity)?;
                 let rows = exact(&self.exchange(tokens)?, expert, &processed)?;
@@ -83,39 +98,36 @@ impl<'p> Verifier<'p> {
         }
     }
 
-    /// Compares tokens all of whose rows were processed. None depends on another, so that threads which have
-    /// nothing else to do take parts of them.
+    /// Compares tokens all of whose rows were processed, in at most so many parts beside each other: none of
+    /// them depends on another.
     fn check_parts(
         &self,
         tokens: Source<'_>,
         output: &[u8],
         eager: &[u8],
+        parts: usize,
     ) -> Result<Tally, ReferenceError> {
         let top_k = self.plan.routing.top_k();
-        let idle = thread::available_parallelism().map_or(1, NonZero::get) / self.plan.args.ranks;
-        let part = (tokens.topk.len() / top_k).div_ceil(idle.max(1)).max(1);
-        let all = tokens.values.len() as u64;
+        let part = (tokens.topk.len() / top_k).div_ceil(parts.max(1)).max(1);
         let values = part * self.plan.args.hidden;
         let bytes = values * dtype(self.plan.args.dtype).bytes();
-        let parts = tokens
+        let parts: Vec<_> = tokens
             .values
             .chunks(values)
             .zip(tokens.topk.chunks(part * top_k).zip(tokens.weights.chunks(part * top_k)))
-            .zip(output.chunks(bytes).zip(eager.chunks(bytes)));
+            .zip(output.chunks(bytes).zip(eager.chunks(bytes)))
+            .map(|((values, (topk, weights)), (output, eager))| {
+                let tokens = Source { values, topk, weights };
+                move || self.compare(tokens, output, eager, &Processed::all())
+            })
+            .collect();
+        let Some((own, others)) = parts.split_last() else { return Ok(Tally::default()) };
         thread::scope(|scope| {
-            let checks: Vec<_> = parts
-                .map(|((values, (topk, weights)), (output, eager))| {
-                    let tokens = Source { values, topk, weights };
-                    scope.spawn(move || self.compare(tokens, output, eager, &Processed::all()))
-                })
-                .collect();
-            let mut tally = Tally::default();
-            for check in checks {
-                tally.add(check.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+            let others: Vec<_> = others.iter().map(|part| scope.spawn(part)).collect();
+            let mut tally = own()?;
+            for other in others {
+                tally.add(other.join().unwrap_or_else(|panic| resume_unwind(panic))?);
             }
-            // What an output lacks is not right either.
-            let missing = all - tally.verified;
-            tally.add(Tally { verified: missing, mismatched: missing });
             Ok(tally)
         })
     }
@@ -129,7 +141,8 @@ impl<'p> Verifier<'p> {
         Exchange::new(&self.map, self.payload, top_k, hidden, sources)
     }
 
-    /// Counts values of `output` that the oracle does not admit, or that are not those of `reference`.
+    /// Counts values of `output` that the oracle does not admit, or that are not those of `reference`. Both
+    /// hold a value for each of the tokens'.
     fn compare(
         &self,
         tokens: Source<'_>,
@@ -192,4 +205,83 @@ pub(super) enum Bitwise<'a> {
         /// Rows of every rank.
         capacity: usize,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn plan() -> Plan {
+        let line = "graph-ep run --workload balanced --ranks 2 --steps 1 --hidden 16 --dtype fp32";
+        let cli = Cli::try_parse_from(line.split_whitespace()).expect("arguments");
+        let Command::Run(args) = cli.command else { panic!("another command") };
+        Plan::new(&args).expect("a plan")
+    }
+
+    /// The first tokens of rank 0, and what should come out of them.
+    fn tokens(verifier: &Verifier<'_>, tokens: usize) -> (LayerInput, Vec<u8>) {
+        let input = LayerInput::new(verifier.plan, 0, 0, 0..tokens);
+        let topk: Vec<i64> = input.ids.iter().map(|id| i64::from(*id)).collect();
+        let source = Source { values: &input.values, topk: &topk, weights: &input.weights };
+        let exchange = verifier.exchange(source).expect("an exchange");
+        let rows = exact(&exchange, expert, &Processed::all()).expect("outputs");
+        let mut output = vec![0; size_of_val(&input.values[..])];
+        dtype(Dtype::Fp32).encode(&rows[0], &mut output);
+        (input, output)
+    }
+
+    #[test]
+    fn parts_find_what_the_whole_finds() {
+        let plan = plan();
+        let verifier = Verifier::new(&plan, 0).expect("a verifier");
+        let (input, output) = tokens(&verifier, 7);
+        let topk: Vec<i64> = input.ids.iter().map(|id| i64::from(*id)).collect();
+        let source = Source { values: &input.values, topk: &topk, weights: &input.weights };
+        // One in the first token, one in the last, which may be in a part that is shorter.
+        let mut wrong = output.clone();
+        for at in [3, 6 * 16] {
+            wrong[at * 4..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        }
+        for parts in [0, 1, 2, 3, 4, 7, 64] {
+            let found = |output, eager| {
+                verifier.check_parts(source, output, eager, parts).expect("it can be compared")
+            };
+            let all = |mismatched| Tally { verified: 7 * 16, mismatched };
+            assert_eq!(found(&output, &output), all(0), "{parts} parts");
+            assert_eq!(found(&wrong, &wrong), all(2), "{parts} parts: the oracle");
+            assert_eq!(found(&output, &wrong), all(2), "{parts} parts: eager mode");
+        }
+    }
+
+    #[test]
+    fn where_a_value_lacks_or_is_one_too_many_none_is_right() {
+        let plan = plan();
+        let verifier = Verifier::new(&plan, 0).expect("a verifier");
+        let (input, output) = tokens(&verifier, 7);
+        let checked = |input, output, bitwise| {
+            verifier.check(0, 0, input, output, bitwise).expect("it can be compared")
+        };
+        let all = |values| Tally { verified: values, mismatched: values };
+        let eager = Bitwise::Eager(&output);
+        assert_eq!(checked(&input, &output, eager), Tally { verified: 112, mismatched: 0 });
+        let longer = [&output[..], &[0; 4]].concat();
+        let row = &output[..16 * 4];
+        for (output, bitwise) in [
+            (&output[..111 * 4], eager),
+            (row, eager),
+            (row, Bitwise::Eager(row)),
+            (&output, Bitwise::Eager(row)),
+            (&output, Bitwise::Eager(&[])),
+            (row, Bitwise::Truncated { capacity: 1 << 20 }),
+        ] {
+            assert_eq!(checked(&input, output, bitwise), all(112), "{} bytes", output.len());
+        }
+        assert_eq!(checked(&input, &longer, eager), all(113));
+        let none = LayerInput::default();
+        assert_eq!(checked(&none, &[], Bitwise::Eager(&[])), Tally::default());
+        assert_eq!(checked(&none, row, Bitwise::Eager(&[])), all(16));
+    }
 }
