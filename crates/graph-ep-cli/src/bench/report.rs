@@ -193,9 +193,7 @@ impl Entry {
             verified,
         }
     }
-}
 
-impl Entry {
     /// The entry with one more of its [details](Entry::details), to three places; without it if it is no
     /// number.
     #[must_use]
