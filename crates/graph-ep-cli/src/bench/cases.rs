@@ -167,8 +167,17 @@ pub struct Measured {
     pub step_layers: usize,
     /// Whether another library moves the same bytes.
     pub against: bool,
-    /// Whether kernels are compiled without counters.
-    pub bare: bool,
+    /// The kernels that it runs.
+    pub kernels: Kernels,
+}
+
+/// How the kernels of a measurement are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// As they are for everybody.
+    Counting,
+    /// Without counters: overflow goes unnoticed, and the record of a step says nothing of it.
+    Bare,
 }
 
 /// Sizes for what the command line leaves open.
@@ -284,7 +293,7 @@ pub fn measured(args: &MeasureArgs, gpus: usize, memory: u64) -> Vec<Measured> {
         };
         let against = args.against.is_some() && !compared.contains(&alike);
         compared.push(alike);
-        Measured { shape, ops, layers, step_layers: 0, against, bare: false }
+        Measured { shape, ops, layers, step_layers: 0, against, kernels: Kernels::Counting }
     });
     let measured = measured.flat_map(|measured| by_step_layers(measured, &args.step_layers));
     // The host's kernels always count, and on GPUs all have to be compiled once more.
@@ -313,7 +322,7 @@ fn by_step_layers(measured: Measured, all: &[usize]) -> Vec<Measured> {
 
 /// `measured`, and where counters are what is measured the same without them.
 fn and_bare(measured: Measured) -> Vec<Measured> {
-    let mut bare = Measured { bare: true, against: false, ..measured.clone() };
+    let mut bare = Measured { kernels: Kernels::Bare, against: false, ..measured.clone() };
     bare.ops.retain(|op| *op == Op::Counters);
     if bare.ops.is_empty() { vec![measured] } else { vec![measured, bare] }
 }
@@ -390,12 +399,16 @@ pub(super) mod tests {
 
     #[test]
     fn kernels_without_counters_are_compiled_where_that_is_asked_for() {
-        let found = |line: &str, gpus| -> Vec<(bool, usize)> {
-            of(line, gpus).iter().map(|m| (m.bare, m.ops.len())).collect()
+        let found = |line: &str, gpus| -> Vec<(Kernels, usize)> {
+            of(line, gpus).iter().map(|m| (m.kernels, m.ops.len())).collect()
         };
-        assert_eq!(found("--tokens 1 --ops counters,pair", 2), [(false, 2), (true, 1)]);
-        assert_eq!(found("--tokens 1 --ops counters", 0), [(false, 1)]);
-        assert!(of("", 2).iter().all(|m| !m.bare && m.ops.contains(&Op::Counters)));
+        assert_eq!(
+            found("--tokens 1 --ops counters,pair", 2),
+            [(Kernels::Counting, 2), (Kernels::Bare, 1)]
+        );
+        assert_eq!(found("--tokens 1 --ops counters", 0), [(Kernels::Counting, 1)]);
+        let counts = |m: &Measured| m.kernels == Kernels::Counting && m.ops.contains(&Op::Counters);
+        assert!(of("", 2).iter().all(counts));
     }
 
     #[test]

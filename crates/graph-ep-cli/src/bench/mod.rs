@@ -35,7 +35,7 @@ use graph_ep::{Backend, BackendError, Rank};
 use crate::args::check_outputs;
 use crate::run::device::{self, Devices};
 use crate::verdict::Verdict;
-use cases::{Measured, measured};
+use cases::{Kernels, Measured, measured};
 use machine::Machine;
 use ops::Join;
 use ranks::Found;
@@ -92,9 +92,9 @@ fn measure(args: &MeasureArgs) -> Result<Verdict, BenchError> {
                 Some(Against::Nccl) => Some(ops::nccl),
                 None => None,
             };
-            let on_gpu = |rank, bare| match bare {
-                true => device::cuda_without_counters(gpus, rank),
-                false => device::cuda(gpus, rank),
+            let on_gpu = |rank, kernels| match kernels {
+                Kernels::Counting => device::cuda(gpus, rank),
+                Kernels::Bare => device::cuda_without_counters(gpus, rank),
             };
             measure_on(args, &machine, &all, on_gpu, join)?
         }
@@ -107,7 +107,7 @@ fn measure_on<B: Backend>(
     args: &MeasureArgs,
     machine: &Machine,
     all: &[Measured],
-    backend: impl Fn(usize, bool) -> Result<B, BackendError> + Sync,
+    backend: impl Fn(usize, Kernels) -> Result<B, BackendError> + Sync,
     join: Option<Join<B>>,
 ) -> Result<Found, BenchError> {
     let mut found = Found::default();

@@ -80,7 +80,7 @@ fn all<B: Backend>(
             Op::Recover => recover::measure(part)?,
             Op::Round => round::measure(part)?,
             Op::Host => host::measure(part)?,
-            Op::Counters => counters::measure(part, measured.bare)?,
+            Op::Counters => counters::measure(part, measured.kernels)?,
         };
         entries.into_iter().for_each(&mut *tell);
     }

@@ -11,7 +11,7 @@ use graph_ep::{Backend, BackendError, EpContext, ThreadGroup};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::args::MeasureArgs;
-use super::cases::Measured;
+use super::cases::{Kernels, Measured};
 use super::error::BenchError;
 use super::inputs::Given;
 use super::limits::{self, Limits};
@@ -40,13 +40,13 @@ struct Seat {
     shapes: Vec<ThreadRendezvous>,
 }
 
-/// Measures shapes of one number of ranks, each rank on the device that `backend` makes for it, where its
-/// second argument is true with kernels that have no counters.
+/// Measures shapes of one number of ranks, each rank on the device that `backend` makes for it with the
+/// kernels that a shape runs.
 pub(super) fn run<B: Backend>(
     args: &MeasureArgs,
     machine: &Machine,
     shapes: &[Measured],
-    backend: &(impl Fn(usize, bool) -> Result<B, BackendError> + Sync),
+    backend: &(impl Fn(usize, Kernels) -> Result<B, BackendError> + Sync),
     join: Option<Join<B>>,
 ) -> Result<Found, BenchError> {
     let ranks = shapes.first().map_or(0, |measured| measured.shape.ranks);
@@ -72,13 +72,8 @@ pub(super) fn run<B: Backend>(
                         // Nobody listens any more only if the main thread is unwinding.
                         let _ = tell.as_ref().map(|sender| sender.send(message));
                     };
-                    let measured = backend(rank, false)
-                        .and_then(|counting| Ok((counting, backend(rank, true)?)))
-                        .map_err(OpError::from)
-                        .and_then(|(counting, bare)| {
-                            work.measure(&counting, &bare, seat, join, tell)
-                        });
-                    if let Err(error) = measured {
+                    let backend = |kernels| backend(rank, kernels);
+                    if let Err(error) = work.measure(backend, seat, join, tell) {
                         let _ = failures.send((rank, error.is_echo(), chain(&error)));
                     }
                 },
@@ -119,13 +114,14 @@ impl Work<'_> {
     /// Measures everything on one rank.
     fn measure<B: Backend>(
         &self,
-        backend: &B,
-        bare: &B,
+        backend: impl Fn(Kernels) -> Result<B, BackendError>,
         seat: Seat,
         join: Option<Join<B>>,
         tell: impl Fn(Message),
     ) -> Result<(), OpError> {
-        let limits = self.limits(backend, seat.limits)?;
+        let counting = backend(Kernels::Counting)?;
+        let mut bare = None;
+        let limits = self.limits(&counting, seat.limits)?;
         tell(Message::Limits(limits.all().to_vec()));
         let ranks = self.shapes.first().map_or(0, |measured| measured.shape.ranks);
         let setup = Setup {
@@ -142,7 +138,14 @@ impl Work<'_> {
                 let layers = measured.layers.max(measured.step_layers);
                 Given::new(&measured.shape, layers, self.args.seed)
             });
-            let backend = if measured.bare { bare } else { backend };
+            let backend = match measured.kernels {
+                Kernels::Counting => &counting,
+                // Made by the first shape that needs it: all ranks are there at once.
+                Kernels::Bare => match &mut bare {
+                    Some(made) => made,
+                    none => none.insert(backend(Kernels::Bare)?),
+                },
+            };
             ops::measure(backend.clone(), place, measured, given, &setup, join, |entry| {
                 tell(Message::Entry(Box::new(entry)));
             })?;
@@ -202,6 +205,8 @@ fn bar(shapes: usize) -> ProgressBar {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::bench::args::tests::parse;
     use crate::bench::cases::measured;
@@ -216,6 +221,7 @@ mod tests {
         let failures = vec![told(2, true, "x"), told(1, true, "rank 0 gave up: y")];
         assert_eq!(cause(failures), Some("rank 0 gave up: y".to_owned()));
     }
+
     #[test]
     fn a_rank_without_a_device_ends_the_program_with_its_error() {
         let args = parse("--quick --backend host --ops pair --ranks 3 --tokens 4").unwrap().measure;
@@ -227,6 +233,30 @@ mod tests {
         };
         let error = run(&args, &machine, &all, &backend, None).expect_err("a rank is missing");
         assert_eq!(error.to_string(), "rank 1: GPU 1 is not available: gone");
+    }
+
+    #[test]
+    fn kernels_are_made_once_a_rank_and_only_where_a_shape_runs_them() {
+        let made_for = |ops: &str| {
+            let line = format!("--quick --backend host --ops {ops} --ranks 2 --tokens 4,5");
+            let args = parse(&line).unwrap().measure;
+            let machine = Machine::new(&Devices::Host, &args);
+            // As on two GPUs, where some shapes are also measured without counters.
+            let all = measured(&args, 2, machine.memory);
+            let made = Mutex::new(Vec::new());
+            let backend = |rank, kernels| {
+                made.lock().unwrap().push((rank, kernels == Kernels::Bare));
+                device::host(rank)
+            };
+            let found = run(&args, &machine, &all, &backend, None).expect("it can be measured");
+            assert!(found.results.iter().all(|entry| entry.verified));
+            let mut made = made.into_inner().unwrap();
+            made.sort_unstable();
+            made
+        };
+        assert_eq!(made_for("pair"), [(0, false), (1, false)]);
+        let both = [(0, false), (0, true), (1, false), (1, true)];
+        assert_eq!(made_for("pair,counters"), both);
     }
 
     #[test]

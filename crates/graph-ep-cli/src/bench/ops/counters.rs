@@ -11,6 +11,7 @@ use graph_ep::{Backend, BodyError, EmbeddedStep, RowShaping, Step, StepOptions};
 use super::error::OpError;
 use super::layers::{Layers, Receive};
 use super::part::{Interval, Part};
+use crate::bench::cases::Kernels;
 use crate::bench::report::{Entry, Op, Work};
 use crate::bench::verify::Results;
 
@@ -22,14 +23,17 @@ enum Record {
 }
 
 /// Measures steps with and without a record; without one only, where kernels have no counters. Collective.
-pub(super) fn measure<B: Backend>(part: &Part<'_, B>, bare: bool) -> Result<Vec<Entry>, OpError> {
+pub(super) fn measure<B: Backend>(
+    part: &Part<'_, B>,
+    kernels: Kernels,
+) -> Result<Vec<Entry>, OpError> {
     let count = part.step_layers();
     let capacity: Vec<u32> = (0..count).map(|layer| part.enough(layer)).collect();
     let max_rows = capacity.iter().copied().max().unwrap_or(0);
     let receive =
         Receive { layers: count, capacity: &capacity, max_rows, shared: false, alike: false };
     let layers = Layers::new(part, receive)?;
-    if bare {
+    if kernels == Kernels::Bare {
         return Ok(vec![entry(part, &layers, Record::Outside, "none")?]);
     }
     let both = entry(part, &layers, Record::Timed, "with record")?;

@@ -6,8 +6,8 @@ use graph_ep::ep_context::rendezvous::ThreadRendezvous;
 use graph_ep::{EpContext, HostBackend, ThreadGroup};
 
 use super::*;
-use crate::bench::cases::Shape;
 use crate::bench::cases::tests::shape;
+use crate::bench::cases::{Kernels, Shape};
 use crate::bench::limits::{self, Limits, Places};
 use crate::bench::report::Dtype;
 
@@ -95,7 +95,7 @@ fn every_operation_is_measured_and_verified_and_ranks_agree() {
         layers: 2,
         step_layers: 3,
         against: false,
-        bare: false,
+        kernels: Kernels::Counting,
     };
     let ranks = measured(&all, |_| Given::new(&shape, 3, 1));
     for (entries, end) in &ranks {
@@ -166,7 +166,14 @@ fn rows_that_do_not_match_their_routing_are_no_success() {
     let shape = Shape { dtype: Dtype::Fp32, ..shape() };
     let ops = vec![Op::Dispatch, Op::Combine, Op::Pair];
     let measured = measured(
-        &Measured { shape, ops, layers: 1, step_layers: 3, against: false, bare: false },
+        &Measured {
+            shape,
+            ops,
+            layers: 1,
+            step_layers: 3,
+            against: false,
+            kernels: Kernels::Counting,
+        },
         |rank| {
             let own = Given::new(&shape, 3, 1);
             match rank {
@@ -190,7 +197,7 @@ fn a_rank_that_fails_ends_the_others() {
         layers: 1,
         step_layers: 3,
         against: false,
-        bare: false,
+        kernels: Kernels::Counting,
     };
     // Rank 1 has memory for everything but what it is to grow by.
     let backend = |rank| {

@@ -4,8 +4,8 @@ use graph_ep::{HostBackend, ThreadGroup};
 
 use super::super::tests::setup;
 use super::*;
-use crate::bench::cases::Measured;
 use crate::bench::cases::tests::shape;
+use crate::bench::cases::{Kernels, Measured};
 use crate::bench::inputs::Given;
 
 /// A library that copies: the ranks are threads of this process, and reach each other's memory.
@@ -61,7 +61,7 @@ fn measured(join: Join<HostBackend>) -> Vec<Vec<Entry>> {
         layers: 2,
         step_layers: 0,
         against: true,
-        bare: false,
+        kernels: Kernels::Counting,
     };
     let given = Given::new(&shape, 2, 1);
     thread::scope(|scope| {
