@@ -10,7 +10,7 @@ use graph_ep::{Backend, BodyError, EmbeddedStep, RowShaping, Step, StepOptions};
 
 use super::error::OpError;
 use super::layers::{Layers, Receive};
-use super::part::{Interval, Part};
+use super::part::{Check, Interval, Part};
 use crate::bench::cases::Kernels;
 use crate::bench::report::{Entry, Op, Work};
 use crate::bench::verify::Results;
@@ -60,12 +60,8 @@ fn entry<B: Backend>(
         run(routing)?;
         Ok(vec![marks.microseconds(part.backend())?])
     })?;
-    layers.poison(part)?;
-    part.backend().synchronize(part.stream())?;
-    part.meet("everything is spoilt")?;
-    run(next)?;
-    part.meet("the last step is over")?;
-    let verified = part.all_right(layers.check(part, next, Results::Rows, true)?)?;
+    let check = Check { routing: next, results: Results::Rows, rows_kept: true };
+    let verified = part.verified(layers, check, || run(next))?;
     let count = layers.layers.len();
     let of_pair = part.halves.pair();
     let work = Work {

@@ -8,7 +8,7 @@ use graph_ep::{Backend, BodyError, Lane, Step, StepGraph, StepOptions};
 
 use super::error::OpError;
 use super::layers::{Layers, Receive};
-use super::part::{Interval, Part};
+use super::part::{Check, Interval, Part};
 use crate::bench::bytes::{combine_bound, dispatch_bound, pair_bound};
 use crate::bench::report::{Entry, Op};
 use crate::bench::verify::Results;
@@ -125,12 +125,8 @@ fn verify<B: Backend>(
     graph: &StepGraph<'static, B>,
     routing: usize,
 ) -> Result<bool, OpError> {
-    layers.poison(part)?;
-    part.backend().synchronize(part.stream())?;
-    part.meet("everything is spoilt")?;
-    part.replay(layers, graph, routing)?;
-    part.meet("the last replay is over")?;
-    part.all_right(layers.check(part, routing, Results::Rows, true)?)
+    let check = Check { routing, results: Results::Rows, rows_kept: true };
+    part.verified(layers, check, || part.replay(layers, graph, routing).map(drop))
 }
 
 impl<B: Backend> Part<'_, B> {

@@ -16,7 +16,7 @@ use graph_ep::{
 
 use super::error::OpError;
 use super::layers::{Layers, Receive};
-use super::part::Part;
+use super::part::{Check, Part};
 use super::replay::Program;
 use crate::bench::report::{Entry, Op, Work};
 use crate::bench::verify::Results;
@@ -64,13 +64,8 @@ fn entry<B: Backend>(
             [launch + settle, launch, settle, graph, others, calls as f64];
         Ok(sampled.to_vec())
     })?;
-    layers.poison(part)?;
-    part.backend().synchronize(part.stream())?;
-    part.meet("everything is spoilt")?;
-    steps.run(next, false)?;
-    part.meet("the last step is over")?;
-    let wrong = layers.check(part, next, Results::Synthetic, false)?;
-    let right = part.all_right(wrong)?;
+    let check = Check { routing: next, results: Results::Synthetic, rows_kept: false };
+    let right = part.verified(layers, check, || steps.run(next, false).map(drop))?;
     let quiet = part.most("who called what waits", f64::from(u8::from(!quiet)))? == 0.0;
     if !quiet {
         tracing::error!(name, "a step that fits made a call that may wait or allocates");

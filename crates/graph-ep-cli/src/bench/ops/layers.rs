@@ -8,9 +8,9 @@ use graph_ep::{
 };
 
 use super::error::OpError;
-use super::part::Part;
+use super::part::{Check, Part};
 use crate::bench::inputs::{ROUTINGS, Rows};
-use crate::bench::verify::{Found, Mismatch, Oracle, Part as RowPart, Results};
+use crate::bench::verify::{Found, Mismatch, Oracle, Part as RowPart};
 
 /// How layers receive.
 #[derive(Clone, Copy, Debug)]
@@ -166,15 +166,13 @@ impl<B: Backend> Layers<B> {
         Ok(())
     }
 
-    /// What is wrong in what the last replay left, if something is: received rows, where layers kept
-    /// them, and outputs.
+    /// What is wrong in what the last step left, if something is.
     pub(super) fn check(
         &self,
         part: &Part<'_, B>,
-        routing: usize,
-        results: Results,
-        rows_kept: bool,
+        check: Check,
     ) -> Result<Option<Mismatch>, OpError> {
+        let Check { routing, results, rows_kept } = check;
         let oracle = Oracle::new(part.shape, part.given, part.rank())?;
         let alike = self.layers.iter().all(|layer| layer.ids.address() == self.inputs.address());
         for (index, layer) in self.layers.iter().enumerate() {

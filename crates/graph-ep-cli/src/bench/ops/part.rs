@@ -13,6 +13,7 @@ use crate::bench::inputs::{Given, ROUTINGS};
 use crate::bench::limits::{Align, Limits};
 use crate::bench::report::{Bound, Case, Entry, Op, Work};
 use crate::bench::stats::{Quantiles, slowest};
+use crate::bench::verify::{Mismatch, Results};
 
 /// What is the same for all shapes of a number of ranks.
 #[derive(Clone, Debug)]
@@ -128,11 +129,25 @@ impl<'p, B: Backend> Part<'p, B> {
         Ok(all.into_iter().flatten().fold(f64::NEG_INFINITY, f64::max))
     }
 
-    /// Whether all ranks found everything as it should be. One that did not says so on stderr.
-    pub(super) fn all_right(
+    /// Spoils all that a step of `layers` writes, so that nothing is right for having been right before,
+    /// does `run`, which runs the step of `check` and waits for it, and says whether all ranks found in the
+    /// layers what they should. Collective.
+    pub(super) fn verified(
         &self,
-        wrong: Option<crate::bench::verify::Mismatch>,
+        layers: &Layers<B>,
+        check: Check,
+        run: impl FnOnce() -> Result<(), OpError>,
     ) -> Result<bool, OpError> {
+        layers.poison(self)?;
+        self.backend().synchronize(self.stream())?;
+        self.meet("everything is spoilt")?;
+        run()?;
+        self.meet("the last step is over")?;
+        self.all_right(layers.check(self, check)?)
+    }
+
+    /// Whether all ranks found everything as it should be. One that did not says so on stderr.
+    pub(super) fn all_right(&self, wrong: Option<Mismatch>) -> Result<bool, OpError> {
         if let Some(mismatch) = &wrong {
             tracing::error!(shape = ?self.shape, "{mismatch}");
         }
@@ -245,6 +260,17 @@ impl<'p, B: Backend> Part<'p, B> {
         }
         self.group.context().rendezvous().abort(&chain(error));
     }
+}
+
+/// What the layers of a step have to hold when it was run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Check {
+    /// The routing that it ran on.
+    pub(super) routing: usize,
+    /// What its experts made.
+    pub(super) results: Results,
+    /// Whether received rows are still there, and are looked at beside the outputs.
+    pub(super) rows_kept: bool,
 }
 
 /// Two marks, and what is timed between them.

@@ -17,7 +17,7 @@ use graph_ep::{
 use super::error::OpError;
 use super::grow::{shrink, time_of};
 use super::layers::{Layers, NOBODY, Receive};
-use super::part::Part;
+use super::part::{Check, Part};
 use super::replay::Program;
 use crate::bench::report::{Entry, Op, Work};
 use crate::bench::verify::Results;
@@ -143,12 +143,13 @@ impl<'r, 'p, B: Backend> Recovery<'r, 'p, B> {
     /// Whether a recovered step has the right outputs, and the calls of the driver that it took.
     fn verify(&mut self, routing: usize) -> Result<(bool, Vec<CallTime>), OpError> {
         self.reset()?;
-        self.layers.poison(self.part)?;
-        let (recovered, calls) = clock_calls(|| self.step(routing, true));
-        recovered?;
-        self.part.meet("the last step is over")?;
-        let wrong = self.layers.check(self.part, routing, Results::Synthetic, false)?;
-        let verified = self.part.all_right(wrong)?;
+        let check = Check { routing, results: Results::Synthetic, rows_kept: false };
+        let mut calls = Vec::new();
+        let verified = self.part.verified(self.layers, check, || {
+            let (recovered, clocked) = clock_calls(|| self.step(routing, true));
+            calls = clocked;
+            recovered.map(drop)
+        })?;
         // The next runner begins with the rows that this one began with.
         self.reset()?;
         self.runner.invalidate();

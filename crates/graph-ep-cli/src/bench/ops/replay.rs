@@ -10,7 +10,7 @@ use graph_ep::{Backend, BodyError, Lane, Step, StepGraph, StepMode, StepOptions}
 
 use super::error::OpError;
 use super::layers::{Layer, Layers, Receive};
-use super::part::{Interval, Part};
+use super::part::{Check, Interval, Part};
 use crate::bench::report::{Entry, Op, Work};
 use crate::bench::verify::Results;
 
@@ -99,13 +99,8 @@ impl<B: Backend> Timed<'_, '_, B> {
             let host = self.run(way, routing)?;
             Ok(vec![self.marks.microseconds(part.backend())?, host])
         })?;
-        self.layers.poison(part)?;
-        part.backend().synchronize(part.stream())?;
-        part.meet("everything is spoilt")?;
-        self.run(way, next)?;
-        part.meet("the last step is over")?;
-        let wrong = self.layers.check(part, next, Results::Synthetic, false)?;
-        let verified = part.all_right(wrong)?;
+        let check = Check { routing: next, results: Results::Synthetic, rows_kept: false };
+        let verified = part.verified(&self.layers, check, || self.run(way, next).map(drop))?;
         let half =
             |first: usize| -> Vec<f64> { samples.iter().skip(first).step_by(2).copied().collect() };
         let count = self.layers.layers.len();

@@ -10,7 +10,7 @@ use graph_ep::{Backend, DispatchError, StepGraph, StepMode, StepOptions};
 
 use super::error::OpError;
 use super::layers::{Layers, NOBODY, Receive};
-use super::part::{Interval, Part};
+use super::part::{Check, Interval, Part};
 use crate::bench::report::{Entry, Op};
 use crate::bench::verify::Results;
 
@@ -73,12 +73,9 @@ fn windows<B: Backend>(part: &Part<'_, B>, capacity: &[u32]) -> Result<Entry, Op
     })?;
     // So that nothing is right for having been right before.
     part.replay(&layers, &graph, NOBODY)?;
-    layers.poison(part)?;
-    part.backend().synchronize(part.stream())?;
-    part.meet("everything is spoilt")?;
-    part.replay(&layers, &graph, ROUTING)?;
-    part.meet("the last replay is over")?;
-    let verified = part.all_right(layers.check(part, ROUTING, Results::Rows, false)?)?;
+    let check = Check { routing: ROUTING, results: Results::Rows, rows_kept: false };
+    let verified =
+        part.verified(&layers, check, || part.replay(&layers, &graph, ROUTING).map(drop))?;
     let windows = part.most("windows of a step", f64::from(windows))?;
     let count = layers.layers.len();
     let case = part.case(Op::Round, &format!("W={windows}"), true, count);
