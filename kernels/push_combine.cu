@@ -14,11 +14,9 @@
 
 constexpr u32 THREADS = 512;
 using combine::Unit;
-// Ranks of a group that pushes.
-constexpr u32 MOST_RANKS = 32;
 
 // For each rank, how many of this rank's items it processes.
-__shared__ u32 prefix[MOST_RANKS];
+__shared__ u32 prefix[turns::MOST_RANKS];
 
 extern __shared__ Quad parts[];
 

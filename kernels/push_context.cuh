@@ -13,8 +13,7 @@ using scan::WHOLE;
 constexpr u32 THREADS = 512;
 // Quads of a lane in flight.
 constexpr u32 DEPTH = 7;
-// Ranks of a group that pushes.
-constexpr u32 MOST_RANKS = 32;
+using turns::MOST_RANKS;
 
 // Tables of the lists, and afterwards `Places`.
 extern __shared__ u32 tables[];

@@ -2,8 +2,8 @@
 //
 // A flag may be raised once all is there that it stands for, and that takes a fence which waits for the link:
 // for whatever this multiprocessor has stored, by whichever warp. One fence serves them all. A warp that has
-// more to do posts a note of its flag, and raises all that are posted unless another warp is at it; the last
-// flag of a warp, behind which it has nothing else to do, it raises itself.
+// something else to do posts a note of its flag, and raises all that are posted unless another warp is at it. In
+// the end every warp raises its last flag itself, or a note of it that nobody has taken.
 #pragma once
 
 #include "scan.cuh"

@@ -12,7 +12,7 @@ namespace turns {
 using scan::WARP;
 using scan::WHOLE;
 
-// At most a warp of ranks takes turns.
+// Ranks of a group that pushes: at most a warp of them takes turns.
 constexpr u32 MOST_RANKS = WARP;
 
 struct Turn {

@@ -9,6 +9,7 @@
 //! - [`payload`]: what experts read from a row; [`experts`]: those that read every payload and layout.
 //! - [`grads`] and [`grad_oracle`]: backward passes, and what has to come of them.
 //! - [`rows`]: what a receiver has to find; [`kernels`]: device operations that tests need.
+//! - [`steady`]: a step whose load never overflows.
 //! - [`lifecycle`]: operations on a group in any order, against a model.
 //! - [`checks`]: the suite, one module a theme; [`conformance_suite!`] makes a `#[test]` of each check.
 //!
@@ -38,6 +39,7 @@ pub mod processes;
 pub mod program;
 pub mod rig;
 pub mod rows;
+pub mod steady;
 mod suite;
 
 pub use backend::{HostPairs, HostThreads, HostThreadsPull, RankEnv, RankResult, TestBackend};

@@ -7,13 +7,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::process::ExitCode;
 
-use graph_ep::synthetic::SyntheticExperts;
-use graph_ep::{
-    ExpertParallel, MoeLayer, Outcome, OverflowPolicy, RecoverySettings, Step, TokenCount, TopKIds,
-};
-use graph_ep_tests::backend::PATIENCE;
+use graph_ep::{Outcome, OverflowPolicy, RecoverySettings};
 use graph_ep_tests::harness::{self, Check};
-use graph_ep_tests::{CudaThreads, HostThreads, TestBackend};
+use graph_ep_tests::{CudaThreads, HostThreads, TestBackend, steady};
 
 thread_local! {
     /// How often the thread has allocated.
@@ -42,10 +38,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const TOKENS: usize = 16;
-const HIDDEN: usize = 64;
-const LAYERS: usize = 4;
-
 /// Steps of a runner until everything that is kept for the next is there: records that the caller holds
 /// while the next is read, the room of queues.
 const FIRST: usize = 40;
@@ -53,34 +45,7 @@ const FIRST: usize = 40;
 /// Allocations of the thread that runs each step, on every rank.
 fn allocations<T: TestBackend>(overflow: OverflowPolicy) -> Vec<Vec<u64>> {
     T::on_ranks(2, |env| {
-        let builder =
-            ExpertParallel::<T::Backend>::builder(HIDDEN, 8, 2, TOKENS).capacity_factor(8.0);
-        let group = env.build(&builder).expect("a group");
-        let experts = SyntheticExperts::new(&group).expect("experts");
-        let allocate = |bytes| group.allocate(bytes).expect("memory");
-        let (tokens, output) = (allocate(TOKENS * HIDDEN * 2), allocate(TOKENS * HIDDEN * 2));
-        let ids = allocate(TOKENS * 2 * 4);
-        let routing: Vec<i32> = (0..TOKENS as i32).flat_map(|t| [t % 8, (t + 1) % 8]).collect();
-        group.write(&ids, bytemuck::cast_slice(&routing)).expect("written");
-        let layer = MoeLayer::new(
-            tokens.slice(),
-            TokenCount::Fixed(TOKENS),
-            TopKIds::I32(ids.slice()),
-            output.slice(),
-        );
-        let body = {
-            let group = group.clone();
-            move |step: &mut Step<'static, _>| {
-                for _ in 0..LAYERS {
-                    group.layer(step, &layer, |queue, received| experts.queue(queue, received))?;
-                }
-                Ok(())
-            }
-        };
-        let settings = RecoverySettings::new().overflow(overflow);
-        let mut runner = group.runner(settings, body).expect("a runner");
-        // Nobody launches while another still allocates on a GPU that they may share.
-        group.context().rendezvous().barrier("ready", PATIENCE).expect("all are ready");
+        let mut runner = steady::runner(env, RecoverySettings::new().overflow(overflow));
         let mut last = Some(runner.run().expect("the first step, which records"));
         let mut seen = Vec::new();
         for step in 0..FIRST + 8 {
@@ -88,7 +53,7 @@ fn allocations<T: TestBackend>(overflow: OverflowPolicy) -> Vec<Vec<u64>> {
             let report = runner.run().expect("a step");
             let taken = ALLOCATIONS.get() - before;
             assert_eq!(report.outcome, Outcome::Clean);
-            assert_eq!(report.record.required_by_dispatch.len(), LAYERS);
+            assert_eq!(report.record.required_by_dispatch.len(), steady::LAYERS);
             last.replace(report);
             if step >= FIRST {
                 seen.push(taken);

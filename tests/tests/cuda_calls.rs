@@ -1,14 +1,9 @@
 //! What a clean step asks of the CUDA driver: shown by counting the calls.
 
 use graph_ep::ep_context::cuda::DriverCalls;
-use graph_ep::synthetic::SyntheticExperts;
-use graph_ep::{ExpertParallel, MoeLayer, Outcome, RecoverySettings, Step, TokenCount, TopKIds};
-use graph_ep_tests::backend::{PATIENCE, say_skipped};
-use graph_ep_tests::{CudaThreads, TestBackend};
-
-const TOKENS: usize = 16;
-const HIDDEN: usize = 64;
-const LAYERS: usize = 4;
+use graph_ep::{Outcome, RecoverySettings};
+use graph_ep_tests::backend::say_skipped;
+use graph_ep_tests::{CudaThreads, TestBackend, steady};
 
 /// A step of several layers, replayed: on the launching thread no call that waits and none that
 /// allocates, and no more calls that queue work than the launch itself.
@@ -18,34 +13,7 @@ fn a_clean_step_makes_no_call_that_waits_or_allocates() {
         return say_skipped("a_clean_step_makes_no_call_that_waits_or_allocates", &why);
     }
     let calls = CudaThreads::on_ranks(2, |env| {
-        let builder =
-            ExpertParallel::<<CudaThreads as TestBackend>::Backend>::builder(HIDDEN, 8, 2, TOKENS)
-                .capacity_factor(8.0);
-        let group = env.build(&builder).expect("a group");
-        let experts = SyntheticExperts::new(&group).expect("experts");
-        let allocate = |bytes| group.allocate(bytes).expect("memory");
-        let (tokens, output) = (allocate(TOKENS * HIDDEN * 2), allocate(TOKENS * HIDDEN * 2));
-        let ids = allocate(TOKENS * 2 * 4);
-        let routing: Vec<i32> = (0..TOKENS as i32).flat_map(|t| [t % 8, (t + 1) % 8]).collect();
-        group.write(&ids, bytemuck::cast_slice(&routing)).expect("written");
-        let layer = MoeLayer::new(
-            tokens.slice(),
-            TokenCount::Fixed(TOKENS),
-            TopKIds::I32(ids.slice()),
-            output.slice(),
-        );
-        let body = {
-            let group = group.clone();
-            move |step: &mut Step<'static, _>| {
-                for _ in 0..LAYERS {
-                    group.layer(step, &layer, |queue, received| experts.queue(queue, received))?;
-                }
-                Ok(())
-            }
-        };
-        let mut runner = group.runner(RecoverySettings::new(), body).expect("a runner");
-        // Nobody launches while another still allocates on a GPU that they may share.
-        group.context().rendezvous().barrier("ready", PATIENCE).expect("all are ready");
+        let mut runner = steady::runner(env, RecoverySettings::new());
         runner.run().expect("the first step, which records");
         let mut seen = Vec::new();
         for _ in 0..8 {
