@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const u32 step = state->step;
     const u32 kept = min(state->dispatches, p.max_dispatches);
     const u64 record = p.ring + u64(step % p.records) * p.stride;
-    u32 *sequence = at<u32>(record);
+    u64 *sequence = at<u64>(record);
     __shared__ u64 fault;
     if (threadIdx.x == scan::WARP) {
         // Looks across the bus, while another warp's fence waits for it.
@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     }
     if (threadIdx.x == 0) {
         // A reader that still looks at the record that was here before sees that it is going.
-        ptx::store_relaxed_sys(sequence, 0);
+        ptx::store_relaxed_sys(sequence, u64(0));
         ptx::fence_acq_rel_sys();
     }
     __syncthreads();
@@ -52,6 +52,6 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     __syncthreads();
     if (threadIdx.x == 0) {
         ptx::fence_acq_rel_sys();
-        ptx::store_release_sys(sequence, step + 1);
+        ptx::store_release_sys(sequence, u64(step) + 1);
     }
 }

@@ -195,7 +195,7 @@ SAME_LAYOUT(WindowState, 48, reserved, 44);
 
 // The fixed part of a published record.
 struct RecordHeader {
-    u32 sequence;
+    u64 sequence;
     u32 step;
     u32 drained;
     u32 first_over;
@@ -203,10 +203,11 @@ struct RecordHeader {
     u32 dispatches;
     u32 windows;
     u32 capacity;
+    u32 reserved;
     u64 fault;
     u64 dropped;
     u64 delivered;
     u64 invalid_ids;
     u64 repeated_ids;
 };
-SAME_LAYOUT(RecordHeader, 72, repeated_ids, 64);
+SAME_LAYOUT(RecordHeader, 80, repeated_ids, 72);

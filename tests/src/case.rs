@@ -88,6 +88,8 @@ pub struct Case {
     pub routing: RoutingDependence,
     /// The epoch before the first.
     pub first_epoch: u32,
+    /// The number of the step before the first.
+    pub first_step: u32,
     /// Where tokens go.
     pub skew: Skew,
     /// What inputs are derived from.
@@ -125,6 +127,7 @@ impl Case {
             slots: None,
             routing: RoutingDependence::Independent,
             first_epoch: 0,
+            first_step: 0,
             skew: Skew::Even,
             seed: 1,
         }
@@ -343,6 +346,7 @@ impl Case {
         .lanes(self.lanes)
         .routing(self.routing)
         .first_epoch(self.first_epoch)
+        .first_step(self.first_step)
         .deadlines(patient());
         match self.slots {
             Some(slots) => builder.expert_slots(slots),
@@ -407,6 +411,7 @@ impl Case {
                     bad_ids,
                     placement,
                     first_epoch: if near_wrap { u32::MAX - 2 } else { 0 },
+                    first_step: if near_wrap { u32::MAX - 1 } else { 0 },
                     skew,
                     seed,
                     ..Self::new(world)

@@ -131,6 +131,7 @@ macro_rules! conformance_suite {
                 halves_out_of_order_are_refused;
             epochs:
                 epochs_wrap,
+                step_numbers_wrap,
                 records_stay_until_the_ring_comes_round,
                 many_steps_in_flight;
             capture:

@@ -49,6 +49,7 @@ pub struct ExpertParallelBuilder {
     routing: RoutingDependence,
     max_dispatches: usize,
     first_epoch: u32,
+    first_step: u32,
     deadlines: Deadlines,
     memory_limit: Option<u64>,
     transfer: Transfer,
@@ -77,6 +78,7 @@ impl ExpertParallelBuilder {
             routing: RoutingDependence::Dependent,
             max_dispatches: 256,
             first_epoch: 0,
+            first_step: 0,
             deadlines: Deadlines::default(),
             memory_limit: None,
             transfer: Transfer::Auto,
@@ -204,6 +206,14 @@ impl ExpertParallelBuilder {
     #[must_use]
     pub fn first_epoch(mut self, epoch: u32) -> Self {
         self.first_epoch = epoch;
+        self
+    }
+
+    /// The number of the step before the first; see
+    /// [`first_step`](token_dispatch::DispatchConfigBuilder::first_step).
+    #[must_use]
+    pub fn first_step(mut self, step: u32) -> Self {
+        self.first_step = step;
         self
     }
 
@@ -345,6 +355,7 @@ impl ExpertParallelBuilder {
             .routing(self.routing)
             .max_dispatches(self.max_dispatches)
             .first_epoch(self.first_epoch)
+            .first_step(self.first_step)
             .transfer(self.transfer)
             .sm_budget(self.sm_budget);
         if let Some(slots) = self.expert_slots {

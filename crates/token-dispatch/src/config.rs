@@ -91,6 +91,7 @@ pub struct DispatchConfig {
     pub(crate) max_dispatches: usize,
     pub(crate) record_ring: usize,
     pub(crate) first_epoch: u32,
+    pub(crate) first_step: u32,
     pub(crate) transfer: Transfer,
     pub(crate) sm_budget: u32,
 }
@@ -134,6 +135,7 @@ impl DispatchConfig {
                 max_dispatches: 256,
                 record_ring: 64,
                 first_epoch: 0,
+                first_step: 0,
                 transfer: Transfer::Auto,
                 sm_budget: 0,
             },
@@ -280,6 +282,7 @@ impl DispatchConfig {
             ("lanes", self.lanes.to_string()),
             ("routing", format!("{:?}", self.routing)),
             ("first_epoch", self.first_epoch.to_string()),
+            ("first_step", self.first_step.to_string()),
             ("transfer", format!("{:?}", self.transfer)),
         ]
     }
@@ -394,6 +397,14 @@ impl DispatchConfigBuilder {
     #[must_use]
     pub fn first_epoch(mut self, epoch: u32) -> Self {
         self.config.first_epoch = epoch;
+        self
+    }
+
+    /// The number of the step before the first (default 0). Numbers wrap at 2³²; a start just below the
+    /// wrap is for tests of that.
+    #[must_use]
+    pub fn first_step(mut self, step: u32) -> Self {
+        self.config.first_step = step;
         self
     }
 

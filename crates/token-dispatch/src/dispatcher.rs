@@ -106,7 +106,7 @@ impl<B: Backend> TokenDispatcher<B> {
         // Nobody signals a lane before its owner has set its words.
         let ready = context.backend().synchronize(&stream);
         all_or_none(context.rendezvous(), "lanes", ready, deadline).map_err(ContextError::from)?;
-        let lanes_in_flight = config.lanes as u32;
+        let (first_step, lanes_in_flight) = (config.first_step, config.lanes as u32);
         // By what is the same on all ranks, so that all push or none.
         let pushes = geometry.push != 0
             && share.fewest_multiprocessors / share.ranks / lanes_in_flight >= LEAST_SMS
@@ -127,7 +127,7 @@ impl<B: Backend> TokenDispatcher<B> {
                 blocks,
                 push_blocks,
                 shared_bytes_per_block: context.backend().processors().shared_bytes_per_block,
-                steps: AtomicU32::new(0),
+                steps: AtomicU32::new(first_step),
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             }),
         })
@@ -427,8 +427,12 @@ impl<B: Backend> SharedMemory<B> {
                 .allocate("requirements of dispatches", 4 * config.max_dispatches)?,
             ring: RecordRing::new(context, config)?,
         };
-        // SAFETY: the map was allocated a moment ago; no operation reads it yet.
-        unsafe { queue.upload(&memory.homes.slice(), bytes) }?;
+        let state = StepState { step: config.first_step, ..StepState::zeroed() };
+        // SAFETY: both were allocated a moment ago; no operation reads them yet.
+        unsafe {
+            queue.upload(&memory.homes.slice(), bytes)?;
+            queue.upload(&memory.state.slice(), bytemuck::bytes_of(&state))?;
+        }
         Ok(memory)
     }
 }

@@ -1,7 +1,7 @@
 //! What a step tells its host: one record in a ring of host-mapped memory.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;
 
 use ep_context::backend::MappedMemory;
@@ -105,10 +105,9 @@ impl<'d, B: Backend> Records<'d, B> {
         // SAFETY: the slot lies inside the ring, which lives as long as the dispatcher; records are
         // aligned to 64 bytes, and their first word is only accessed atomically.
         let sequence = unsafe {
-            AtomicU32::from_ptr(ring.memory.host_address().add(slot * ring.stride).cast())
+            AtomicU64::from_ptr(ring.memory.host_address().add(slot * ring.stride).cast())
         };
-        let wanted = step.wrapping_add(1);
-        wanted != 0 && sequence.load(Ordering::Acquire) == wanted
+        sequence.load(Ordering::Acquire) == RecordHeader::sequence_of(step)
     }
 
     /// The records of all steps from the next one on, in the order of the device, whoever launches
@@ -135,12 +134,12 @@ impl<'d, B: Backend> Records<'d, B> {
         // SAFETY: the slot lies inside the ring, which lives as long as the dispatcher.
         let record = unsafe { ring.memory.host_address().add(slot * ring.stride) };
         // SAFETY: records are aligned to 64 bytes, and their first word is only accessed atomically.
-        let sequence = unsafe { AtomicU32::from_ptr(record.cast()) };
-        let wanted = step.wrapping_add(1);
+        let sequence = unsafe { AtomicU64::from_ptr(record.cast()) };
+        let wanted = RecordHeader::sequence_of(step);
         let found = sequence.load(Ordering::Acquire);
         if found != wanted {
             // Sequences of one slot rise by the length of the ring: a later one has passed ours.
-            let ahead = found.wrapping_sub(wanted);
+            let ahead = RecordHeader::step_of(found).wrapping_sub(step);
             if found != 0 && ahead < u32::MAX / 2 {
                 return Err(self.lost(step, found));
             }
@@ -240,12 +239,17 @@ impl<'d, B: Backend> Records<'d, B> {
         }
     }
 
-    fn lost(&self, step: u32, sequence: u32) -> DispatchError {
+    fn lost(&self, step: u32, sequence: u64) -> DispatchError {
+        let ring = self.dispatcher.inner.config.record_ring;
         DispatchError::RecordLost {
             rank: self.dispatcher.rank(),
             step,
-            found: sequence.wrapping_sub(1),
-            ring: self.dispatcher.inner.config.record_ring,
+            // One that is being written is that of the next step which has this place.
+            found: match sequence {
+                0 => step.wrapping_add(ring as u32),
+                _ => RecordHeader::step_of(sequence),
+            },
+            ring,
         }
     }
 }

@@ -35,6 +35,37 @@ pub fn epochs_wrap<T: TestBackend>() {
     }
 }
 
+/// Numbers of steps pass 2³², where steps are replayed, by hand and by a runner, and where they are followed.
+pub fn step_numbers_wrap<T: TestBackend>() {
+    const STEPS: u32 = 4;
+    for first_step in [u32::MAX - 2, u32::MAX - 1, u32::MAX] {
+        let case = Case { first_step, ..Case::new(2) }.on::<T>();
+        let runs = T::on_ranks(case.world(), |env| {
+            let rig = Rig::<T>::new(env, &case);
+            let graph = rig.record(StepOptions::new()).expect("it can be recorded");
+            let mut follower = rig.group.dispatcher().records().follow();
+            let mut runs = Vec::new();
+            for step in 0..STEPS {
+                let run = rig.replay(&graph, step as usize);
+                assert_eq!(run.record.step, first_step.wrapping_add(1 + step));
+                let followed = follower.wait_on(rig.group.stream()).expect("the next step");
+                assert_eq!(followed.step, first_step.wrapping_add(1 + step));
+                runs.push(run);
+            }
+            let records = rig.group.dispatcher().records();
+            let next = first_step.wrapping_add(1 + STEPS);
+            assert!(matches!(records.poll(next), Ok(None)), "it has not been launched");
+            assert!(records.is_published(next.wrapping_sub(1)) && !records.is_published(next));
+            runs
+        });
+        let rows = vec![case.worst_case(); case.world()];
+        for (step, runs) in by_step(&runs).iter().enumerate() {
+            let what = format!("steps from {first_step}, step {step}");
+            StepOracle::new(&case, step, Some(&rows)).check(&what, runs);
+        }
+    }
+}
+
 /// A few hundred steps, launched ahead of their records: those in the ring can be read in any order,
 /// older ones are said to be lost, later ones are not there.
 pub fn records_stay_until_the_ring_comes_round<T: TestBackend>() {

@@ -160,7 +160,7 @@ fn agreements() -> String {
             silent, reserved,
         }
         RecordHeader in "" {
-            sequence, step, drained, first_over, required, dispatches, windows, capacity, fault,
+            sequence, step, drained, first_over, required, dispatches, windows, capacity, reserved, fault,
             dropped, delivered, invalid_ids, repeated_ids,
         }
         LaneParams in "" { blocks, state }

@@ -1,6 +1,6 @@
 //! The beginning and the end of a step.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Zeroable;
 use ep_context::signal::HostWaiter;
@@ -85,7 +85,7 @@ impl Kernel for StepEnd {
             let kept = state.dispatches.min(p.max_dispatches);
             let record = p.ring + u64::from(state.step % p.records) * u64::from(p.stride);
             let sequence =
-                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(record as usize));
+                AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(record as usize));
             // A reader that still looks at the record that was here before sees that it is going.
             sequence.store(0, Ordering::SeqCst);
             let header = RecordHeader {
@@ -97,13 +97,14 @@ impl Kernel for StepEnd {
                 dispatches: state.dispatches,
                 windows: state.windows,
                 capacity: state.capacity,
+                reserved: 0,
                 fault: fault.map_or(0, |fault: Fault| fault.to_word()),
                 dropped: state.dropped,
                 delivered: state.delivered,
                 invalid_ids: state.invalid_ids,
                 repeated_ids: state.repeated_ids,
             };
-            let after_sequence = size_of::<u32>();
+            let after_sequence = size_of::<u64>();
             table_mut::<u8>(
                 record + after_sequence as u64,
                 size_of::<RecordHeader>() - after_sequence,
@@ -114,7 +115,7 @@ impl Kernel for StepEnd {
             let dispatches = peers + (world * size_of::<u32>()) as u64;
             table_mut::<u32>(dispatches, kept as usize)
                 .copy_from_slice(table(p.required_by_dispatch, kept as usize));
-            sequence.store(state.step.wrapping_add(1), Ordering::Release);
+            sequence.store(RecordHeader::sequence_of(state.step), Ordering::Release);
         }
     }
 }

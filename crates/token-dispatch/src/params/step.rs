@@ -95,8 +95,9 @@ pub struct StepEndParams {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct RecordHeader {
-    /// The step plus one, released last; anything else means that the record is not there.
-    pub sequence: u32,
+    /// The step plus one, released last; zero while the record is written, which no step has since numbers
+    /// of steps have half of the bits.
+    pub sequence: u64,
     /// The step.
     pub step: u32,
     /// Nonzero: the step moved nothing, being behind an unacknowledged over-budget step.
@@ -111,6 +112,8 @@ pub struct RecordHeader {
     pub windows: u32,
     /// The fewest rows that a window could hold.
     pub capacity: u32,
+    /// Zero.
+    pub reserved: u32,
     /// The fault that this rank holds, as a word; zero if none.
     pub fault: u64,
     /// Pairs that no window took.
@@ -121,6 +124,18 @@ pub struct RecordHeader {
     pub invalid_ids: u64,
     /// Expert ids named twice.
     pub repeated_ids: u64,
+}
+
+impl RecordHeader {
+    /// What the record of `step` says as its sequence.
+    pub(crate) fn sequence_of(step: u32) -> u64 {
+        u64::from(step) + 1
+    }
+
+    /// The step whose record says `sequence`, which is not zero.
+    pub(crate) fn step_of(sequence: u64) -> u32 {
+        sequence.wrapping_sub(1) as u32
+    }
 }
 
 /// Parameters of the kernel by which the host acknowledges an over-budget step.
