@@ -13,7 +13,7 @@ use graph_ep::ep_context::rendezvous::TcpRendezvous;
 use crate::backend::{RankEnv, RankResult, TestBackend};
 use crate::cuda::{CudaThreads, find_gpus, on_gpu};
 use crate::harness;
-use crate::processes::{Ending, Leaves, on_processes, run_leaving};
+use crate::processes::{Ending, Leaves, Processes, on_processes, run_leaving};
 
 /// The variable that says how many processes share a GPU, one if it is not set. The GPU takes turns with
 /// them, so that whatever waits for a peer waits for its turn.
@@ -37,17 +37,6 @@ fn gpus() -> &'static Result<Vec<u32>, String> {
 fn ranks_a_gpu() -> usize {
     let Ok(text) = std::env::var(SHARING) else { return 1 };
     text.parse().ok().filter(|ranks| *ranks > 0).expect("the number of processes that share a GPU")
-}
-
-/// Skips the check that runs if its ranks are more than the GPUs take.
-pub(crate) fn skip_without(world: usize) {
-    match gpus().as_ref().map(Vec::len) {
-        Ok(gpus) if gpus * ranks_a_gpu() < world => {
-            harness::skip(format!("{world} ranks; GPUs: {gpus}, ranks on each: {}", ranks_a_gpu()))
-        }
-        Ok(_) => {}
-        Err(why) => harness::skip(why.clone()),
-    }
 }
 
 impl TestBackend for CudaProcesses {
@@ -82,7 +71,21 @@ impl TestBackend for CudaProcesses {
         world: usize,
         body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
     ) -> Vec<Result<R, String>> {
-        skip_without(world);
-        on_processes(Leaves::Anything, world, body)
+        on_processes(world, body)
+    }
+}
+
+impl Processes for CudaProcesses {
+    const LEAVES: Leaves = Leaves::Anything;
+
+    fn require(world: usize) {
+        match gpus().as_ref().map(Vec::len) {
+            Ok(gpus) if Self::most_ranks() < world => harness::skip(format!(
+                "{world} ranks; GPUs: {gpus}, ranks on each: {}",
+                ranks_a_gpu()
+            )),
+            Ok(_) => {}
+            Err(why) => harness::skip(why.clone()),
+        }
     }
 }

@@ -19,43 +19,31 @@ use graph_ep::{
 };
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::backend::{PATIENCE, RankEnv, TestBackend};
+use crate::backend::{PATIENCE, RankEnv};
 use crate::case::{Case, Skew};
-use crate::cuda_processes::{CudaProcesses, skip_without};
+use crate::cuda_processes::CudaProcesses;
 use crate::harness::Check;
-use crate::processes::{Ending, HostProcesses, Leaves, Meeting, run_leaving};
+use crate::meeting::Meeting;
+use crate::processes::{Ending, HostProcesses, Processes, run_leaving};
 use crate::rig::Rig;
 
 /// A backend whose ranks are processes, and can die.
-pub trait Mortal: TestBackend<Rendezvous = TcpRendezvous> {
+pub trait Mortal: Processes {
     /// Ranks of a group, of which one dies.
     const WORLD: usize;
-    /// What a rank that lives may still hold at its end.
-    const LEAVES: Leaves;
     /// Of so many ways to die, one is tried.
     const ONE_OF: usize;
-
-    /// Skips the check that runs if there is not what so many ranks need.
-    fn require();
 }
 
 impl Mortal for HostProcesses {
     const WORLD: usize = 3;
-    const LEAVES: Leaves = Leaves::Nothing;
     const ONE_OF: usize = 1;
-
-    fn require() {}
 }
 
 impl Mortal for CudaProcesses {
     const WORLD: usize = 2;
-    const LEAVES: Leaves = Leaves::Anything;
     // A process takes its time to start on a GPU.
     const ONE_OF: usize = 5;
-
-    fn require() {
-        skip_without(Self::WORLD);
-    }
 }
 
 /// How long a step may take. Its clock runs only once all ranks have launched it.
@@ -127,7 +115,7 @@ fn survivors<T: Mortal, R: crate::RankResult>(
     (victim, how): (usize, Signal),
     body: impl Fn(RankEnv<T>) -> R,
 ) -> Vec<R> {
-    T::require();
+    T::require(T::WORLD);
     let (meeting, joined) = (Meeting::new(T::WORLD), Gate::new());
     let endings = run_leaving(T::LEAVES, T::WORLD, |rank| {
         let rendezvous = meeting.join(rank);
@@ -154,7 +142,7 @@ fn survivors<T: Mortal, R: crate::RankResult>(
 
 /// A rank that never comes is named when the others give up.
 fn never_started<T: Mortal>() {
-    T::require();
+    T::require(T::WORLD);
     for absent in [0, T::WORLD - 1] {
         let meeting = Meeting::new(T::WORLD);
         let endings = run_leaving(T::LEAVES, T::WORLD, |rank| {
@@ -240,7 +228,7 @@ fn set_up<T: Mortal>(
 
 /// How many times ranks meet in a set-up that succeeds.
 fn calls_of_set_up<T: Mortal>() -> usize {
-    T::require();
+    T::require(T::WORLD);
     let calls = T::on_ranks(T::WORLD, |env| set_up(env, None));
     assert!(calls.iter().all(|call| call.1.is_none() && call.0 == calls[0].0), "{calls:?}");
     calls[0].0
@@ -475,7 +463,7 @@ fn at_the_end<T: Mortal>() {
 
 /// A rank that leaves in order while the others still run: they name it, in whichever call they are.
 fn a_rank_that_ends_early<T: Mortal>() {
-    T::require();
+    T::require(T::WORLD);
     let told = T::on_ranks(T::WORLD, |env| {
         let rig = rig(env, &Case::new(T::WORLD), short());
         rig.run_eager(0);

@@ -12,10 +12,10 @@ use graph_ep::{
 use crate::backend::{PATIENCE, TestBackend};
 use crate::case::{Case, Skew};
 use crate::cuda_processes::CudaProcesses;
-use crate::deaths::Mortal;
 use crate::harness::Check;
 use crate::kernels::Broken;
 use crate::outcome::Ended;
+use crate::processes::Processes;
 use crate::rig::Rig;
 
 type Gpu = Rig<CudaProcesses>;
@@ -62,7 +62,7 @@ fn is_dead<R>(result: Result<R, BackendError>) -> bool {
 /// asks next, and by everything after that; the other blames it for not combining, and goes on to end in
 /// order.
 fn a_kernel_that_faults() {
-    CudaProcesses::require();
+    CudaProcesses::require(2);
     let case = Case::new(2);
     let blamed = CudaProcesses::on_ranks(2, |env| {
         let rig = rig(env, &case);
@@ -136,7 +136,7 @@ fn a_runner_whose_kernel_faults() {
 /// Growth for which a GPU has no memory is refused on every rank, with the group as it was; once there is
 /// memory the same step is recovered.
 fn memory_that_is_really_full() {
-    CudaProcesses::require();
+    CudaProcesses::require(2);
     // Rows of 512 KiB: the growth takes far more than what is left when the GPU is full.
     let hidden = CudaProcesses::PAGE_BYTES / (4 * 2);
     let tokens = vec![64, 64];

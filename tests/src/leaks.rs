@@ -9,7 +9,8 @@ use graph_ep::{Rank, RecoverySettings, StepOptions, ThreadGroup};
 use crate::backend::{HostThreads, RankEnv};
 use crate::case::{Case, Skew};
 use crate::harness::Check;
-use crate::processes::{Ending, Held, run};
+use crate::held::Held;
+use crate::processes::{Ending, run};
 use crate::rig::Rig;
 
 /// The checks, for the harness of processes.

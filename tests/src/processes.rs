@@ -7,34 +7,33 @@
 //! has returned on the host, its process must be as it was before: without threads, descriptors or
 //! mappings that it did not have.
 
-use std::collections::hash_map::RandomState;
-use std::fs;
-use std::hash::{BuildHasher, Hasher};
 use std::io::{PipeReader, Read, Write};
-use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use graph_ep::ep_context::MemoryAccount;
 use graph_ep::ep_context::host::HostOptions;
-use graph_ep::ep_context::rendezvous::{TcpConfig, TcpRendezvous, Token};
+use graph_ep::ep_context::rendezvous::TcpRendezvous;
 use graph_ep::{HostBackend, Rank};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, Signal, WaitOptions, getppid, kill_process, set_parent_process_death_signal, waitpid,
-};
+use rustix::process::{Pid, Signal};
 
-use crate::backend::{PATIENCE, RankEnv, RankResult, TestBackend, said};
-
-// The standard library links the C library in any case, and has no wrapper of these two.
-unsafe extern "C" {
-    fn fork() -> i32;
-    fn _exit(status: i32) -> !;
-}
+use crate::backend::{RankEnv, RankResult, TestBackend, said};
+use crate::fork::{self, Status};
+use crate::held::Held;
+use crate::meeting::Meeting;
 
 /// The longest that the ranks of a check may take, before they are killed.
 const LONGEST: Duration = Duration::from_secs(240);
+
+/// A backend whose ranks are processes.
+pub trait Processes: TestBackend<Rendezvous = TcpRendezvous> {
+    /// What a rank may still hold when its body has returned.
+    const LEAVES: Leaves;
+
+    /// Skips the check that runs if there is not what so many ranks need.
+    fn require(world: usize);
+}
 
 /// The host backend, its ranks as processes.
 #[derive(Clone, Copy, Debug)]
@@ -55,54 +54,6 @@ pub enum Ending<R> {
     Hung,
 }
 
-/// Where the ranks of a group meet: known to them alone.
-#[derive(Clone, Debug)]
-pub struct Meeting {
-    world: usize,
-    ports: Vec<u16>,
-    group: String,
-    token: Option<Token>,
-}
-
-impl Meeting {
-    /// A place that is free now.
-    ///
-    /// # Panics
-    ///
-    /// If there is none.
-    pub fn new(world: usize) -> Self {
-        let free = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
-        let first = free.expect("a port").port();
-        // Should somebody take it meanwhile, one of the next will do.
-        let ports = (first..=u16::MAX).take(8).collect();
-        let secret: [u64; 2] = [0; 2].map(|_: u64| RandomState::new().build_hasher().finish());
-        let [group, token] = secret.map(|word| format!("{word:016x}"));
-        Self { world, ports, group, token: Token::new(token) }
-    }
-
-    /// The handle of `rank`.
-    ///
-    /// # Panics
-    ///
-    /// If the ranks do not meet.
-    pub fn join(&self, rank: usize) -> TcpRendezvous {
-        self.try_join(rank, PATIENCE).expect("the ranks meet")
-    }
-
-    /// The same, within `deadline`.
-    ///
-    /// # Errors
-    ///
-    /// What the rendezvous reports, in words.
-    pub fn try_join(&self, rank: usize, deadline: Duration) -> Result<TcpRendezvous, String> {
-        let ports = self.ports.iter().copied();
-        let config = TcpConfig::new(Rank::from_index(rank), self.world, "127.0.0.1", ports)
-            .and_then(|config| config.with_group(self.group.clone()));
-        let config = config.map_err(|error| error.to_string())?.with_token(self.token.clone());
-        TcpRendezvous::meet(&config, deadline).map_err(|error| error.to_string())
-    }
-}
-
 impl TestBackend for HostProcesses {
     type Backend = HostBackend;
     type Rendezvous = TcpRendezvous;
@@ -118,22 +69,24 @@ impl TestBackend for HostProcesses {
         world: usize,
         body: impl Fn(RankEnv<Self>) -> R + Send + Sync,
     ) -> Vec<Result<R, String>> {
-        on_processes(Leaves::Nothing, world, body)
+        on_processes(world, body)
     }
 }
 
+impl Processes for HostProcesses {
+    const LEAVES: Leaves = Leaves::Nothing;
+
+    fn require(_world: usize) {}
+}
+
 /// Runs `body` on processes that are the ranks of a group; see [`TestBackend::try_on_ranks`].
-pub fn on_processes<T, R>(
-    leaves: Leaves,
+pub fn on_processes<T: Processes, R: RankResult>(
     world: usize,
     body: impl Fn(RankEnv<T>) -> R + Send + Sync,
-) -> Vec<Result<R, String>>
-where
-    T: TestBackend<Rendezvous = TcpRendezvous>,
-    R: RankResult,
-{
+) -> Vec<Result<R, String>> {
+    T::require(world);
     let meeting = Meeting::new(world);
-    let endings = run_leaving(leaves, world, |rank| {
+    let endings = run_leaving(T::LEAVES, world, |rank| {
         body(RankEnv { rendezvous: meeting.join(rank), memory: MemoryAccount::new(None) })
     });
     let outcome = |ending| match ending {
@@ -174,103 +127,36 @@ pub fn run_leaving<R: RankResult>(
     ranks: usize,
     body: impl Fn(usize) -> R,
 ) -> Vec<Ending<R>> {
-    assert_eq!(Held::now().threads, 1, "a process with other threads cannot be forked");
     let mut children: Vec<Child> = Vec::with_capacity(ranks);
     for rank in 0..ranks {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
-        let parent = rustix::process::getpid();
-        // SAFETY: this process has one thread, as was just seen, so the child has all that its memory
-        // speaks of. It returns from nothing that was called before: it ends below.
-        let id = unsafe { fork() };
-        if id != 0 {
-            let id = Pid::from_raw(id).expect("the system has no more processes");
-            let flags = rustix::fs::OFlags::NONBLOCK;
-            rustix::fs::fcntl_setfl(&reader, flags).expect("a pipe can be read without waiting");
-            children.push(Child { id, pipe: Some(reader), told: Vec::new(), status: None });
-            continue;
-        }
-        // The handles of its elder siblings are for the parent.
-        children.iter_mut().for_each(|child| child.pipe = None);
-        drop(reader);
-        let orphaned = set_parent_process_death_signal(Some(Signal::KILL)).is_err()
-            || getppid() != Some(parent);
-        if !orphaned {
-            let told = tell(leaves, || body(rank));
+        let mut reader = Some(reader);
+        let id = fork::start(|| {
+            // What is for the parent.
+            children.iter_mut().for_each(|child| child.pipe = None);
+            reader = None;
+            let told = outcome(leaves, || body(rank));
             // Where nobody reads any more, nobody wants to know.
-            let _ = writer.write_all(&told);
+            let _ = writer.write_all(&postcard::to_allocvec(&told).unwrap_or_default());
+        });
+        if let Some(reader) = &reader {
+            let flags = rustix::fs::OFlags::NONBLOCK;
+            rustix::fs::fcntl_setfl(reader, flags).expect("a pipe can be read without waiting");
         }
-        drop(writer);
-        // SAFETY: ends the process, whose memory is nobody else's.
-        unsafe { _exit(0) }
+        children.push(Child { id, pipe: reader, told: Vec::new(), status: None });
     }
     watch(&mut children);
     children.into_iter().map(Child::ending).collect()
 }
 
-/// Runs `body` and encodes what it returned, or what it said when it panicked.
-fn tell<R: RankResult>(leaves: Leaves, body: impl FnOnce() -> R) -> Vec<u8> {
+/// What `body` returned, or what it said when it panicked; or what it left behind and may not.
+pub(crate) fn outcome<R>(leaves: Leaves, body: impl FnOnce() -> R) -> Result<R, String> {
     let before = Held::now();
-    let mut result = catch_unwind(AssertUnwindSafe(body)).map_err(said);
-    if result.is_ok() && leaves == Leaves::Nothing {
-        result = before
-            .again()
-            .map_err(|now| format!("left behind: {now:?} after {before:?}"))
-            .and(result);
+    let result = catch_unwind(AssertUnwindSafe(body)).map_err(said)?;
+    if leaves == Leaves::Nothing {
+        before.again().map_err(|now| format!("left behind: {now:?} after {before:?}"))?;
     }
-    postcard::to_allocvec(&result).unwrap_or_default()
-}
-
-/// What a process holds that has to be given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Threads.
-    pub threads: usize,
-    /// Open descriptors.
-    pub descriptors: usize,
-    /// Mappings of memory that ranks share.
-    pub shared: usize,
-}
-
-impl Held {
-    /// What this process holds.
-    ///
-    /// # Panics
-    ///
-    /// If the system does not say.
-    pub fn now() -> Self {
-        let entries = |path| fs::read_dir(path).expect("proc is mounted").count();
-        let maps = fs::read_to_string("/proc/self/maps").expect("proc is mounted");
-        Self {
-            threads: entries("/proc/self/task"),
-            descriptors: entries("/proc/self/fd"),
-            shared: maps.lines().filter(|line| line.contains("memfd:ep-context")).count(),
-        }
-    }
-
-    /// Waits until this process holds no more than this again: a thread that was joined may stay in
-    /// the system's list for a moment. What graphs of engines kept is given back because this asks for it.
-    ///
-    /// # Errors
-    ///
-    /// What it holds, if that stays more.
-    pub fn again(&self) -> Result<(), Self> {
-        let start = Instant::now();
-        loop {
-            graph_ep::ep_context::reclaim();
-            let now = Self::now();
-            // A thread that was about to go may have been counted before.
-            if now.threads <= self.threads
-                && now.descriptors <= self.descriptors
-                && now.shared <= self.shared
-            {
-                return Ok(());
-            }
-            if start.elapsed() > PATIENCE {
-                return Err(now);
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
+    Ok(result)
 }
 
 #[derive(Debug)]
@@ -279,14 +165,6 @@ struct Child {
     pipe: Option<PipeReader>,
     told: Vec<u8>,
     status: Option<Status>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
-    Ended,
-    Killed(i32),
-    Stopped,
-    Hung,
 }
 
 /// Reads what the children tell until all have ended, or none is left that could.
@@ -314,9 +192,7 @@ fn watch(children: &mut [Child]) {
     }
     for child in children {
         if matches!(child.status, Some(Status::Stopped | Status::Hung)) {
-            // Its number is its own until it has been waited for.
-            let _ = kill_process(child.id, Signal::KILL);
-            let _ = waitpid(Some(child.id), WaitOptions::empty());
+            fork::kill(child.id);
         }
     }
 }
@@ -328,13 +204,8 @@ impl Child {
         if self.status.is_some() {
             return;
         }
-        let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-        if let Ok(Some((_, status))) = waitpid(Some(self.id), options) {
-            self.status = Some(match status.terminating_signal() {
-                Some(signal) => Status::Killed(signal),
-                None if status.stopped() => Status::Stopped,
-                None => Status::Ended,
-            });
+        self.status = fork::status(self.id);
+        if self.status.is_some() {
             self.read();
         }
     }
