@@ -16,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::harness;
+use crate::workers::is_echo;
 
 /// The most that anything in the suite waits for. It ends a test that hangs and decides no outcome:
 /// far longer than any step takes on a busy machine with more ranks than cores.
@@ -245,9 +246,13 @@ pub(crate) fn enough_ranks<T: TestBackend>(world: usize) -> bool {
     world <= most
 }
 
-/// Says that a check is skipped, past the harness, which keeps the output of tests that pass.
+/// Says that a check is skipped, past the harness, which keeps the output of tests that pass. Of
+/// [workers](crate::workers) one says so.
 pub fn say_skipped(check: &str, why: &str) {
     use std::io::Write;
+    if is_echo() {
+        return;
+    }
     // Nowhere is left to say so if stderr is closed.
     let _ = writeln!(std::io::stderr(), "{check}: skipped: {why}");
 }

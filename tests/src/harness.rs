@@ -8,7 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::backend::say_skipped;
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{said, say_skipped};
 
 /// A check with a name.
 #[derive(Clone, Copy, Debug)]
@@ -20,11 +22,14 @@ pub struct Check {
 }
 
 /// How a check ended.
-#[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Verdict {
+    /// All was right.
     Passed,
+    /// Why.
     Skipped(String),
-    Failed,
+    /// What it said.
+    Failed(String),
 }
 
 /// What unwinds from a check that is skipped.
@@ -58,14 +63,21 @@ pub fn test(name: &str, run: fn()) {
     }
 }
 
-fn verdict(run: fn()) -> Verdict {
+/// Runs a check.
+pub(crate) fn verdict(run: fn()) -> Verdict {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(()) => Verdict::Passed,
         Err(payload) => match payload.downcast::<Skip>() {
             Ok(skip) => Verdict::Skipped(skip.0),
-            Err(_) => Verdict::Failed,
+            Err(panic) => Verdict::Failed(said(panic)),
         },
     }
+}
+
+/// Runs a check by `run`; and whether it ran on fewer ranks than it asks for.
+pub(crate) fn counting(run: impl FnOnce() -> Verdict) -> (Verdict, bool) {
+    FEWER_RANKS.set(false);
+    (run(), FEWER_RANKS.get())
 }
 
 /// How many checks ended in each way.
@@ -79,14 +91,12 @@ struct Tally {
 }
 
 impl Tally {
-    /// Runs a check, and counts how it ended.
-    fn run(&mut self, run: fn()) -> Verdict {
-        FEWER_RANKS.set(false);
-        let verdict = verdict(run);
-        let fewer = FEWER_RANKS.get();
+    /// Runs a check by `run`, and counts how it ended.
+    fn run(&mut self, run: impl FnOnce() -> Verdict) -> Verdict {
+        let (verdict, fewer) = counting(run);
         match verdict {
             Verdict::Passed => self.passed += 1,
-            Verdict::Failed => self.failed += 1,
+            Verdict::Failed(_) => self.failed += 1,
             Verdict::Skipped(_) => self.skipped += 1,
         }
         self.on_fewer_ranks += usize::from(fewer && !matches!(verdict, Verdict::Skipped(_)));
@@ -107,11 +117,19 @@ impl fmt::Display for Tally {
 /// Runs those of the checks of `suites`, each of which has a name, that the arguments of the process ask
 /// for, and says how they ended.
 pub fn main(suites: &[(&str, Vec<Check>)]) -> ExitCode {
+    main_by(suites, |check| verdict(check.run))
+}
+
+/// As [`main`], where each check is run by `run`, which says what a check that fails has not said itself.
+pub(crate) fn main_by(
+    suites: &[(&str, Vec<Check>)],
+    mut run: impl FnMut(&Check) -> Verdict,
+) -> ExitCode {
     let asked = Asked::from_arguments(std::env::args().skip(1));
     let all: Vec<_> = suites
         .iter()
         .flat_map(|(suite, checks)| checks.iter().map(move |check| (*suite, check)))
-        .map(|(suite, check)| (format!("{suite}::{}", check.name), check.run))
+        .map(|(suite, check)| (format!("{suite}::{}", check.name), check))
         .collect();
     let chosen: Vec<_> = all.iter().filter(|(name, _)| asked.for_name(name)).collect();
     if asked.list {
@@ -120,15 +138,15 @@ pub fn main(suites: &[(&str, Vec<Check>)]) -> ExitCode {
     }
     println!("\nrunning {} tests", chosen.len());
     let (start, mut tally, mut failed) = (Instant::now(), Tally::default(), Vec::new());
-    for (name, run) in &chosen {
+    for (name, check) in &chosen {
         let begun = Instant::now();
-        let verdict = match tally.run(*run) {
+        let verdict = match tally.run(|| run(check)) {
             Verdict::Passed => "ok",
             Verdict::Skipped(why) => {
                 say_skipped(name, &why);
                 "ignored"
             }
-            Verdict::Failed => {
+            Verdict::Failed(_) => {
                 failed.push(name);
                 "FAILED"
             }
@@ -204,7 +222,10 @@ mod tests {
     fn a_check_that_is_skipped_has_neither_passed_nor_failed() {
         assert_eq!(verdict(|| {}), Verdict::Passed);
         assert_eq!(verdict(|| skip("no GPU".to_owned())), Verdict::Skipped("no GPU".to_owned()));
-        assert_eq!(verdict(|| resume_unwind(Box::new("it failed"))), Verdict::Failed);
+        assert_eq!(
+            verdict(|| resume_unwind(Box::new("it failed"))),
+            Verdict::Failed("it failed".to_owned())
+        );
     }
 
     #[test]
@@ -221,7 +242,7 @@ mod tests {
             || resume_unwind(Box::new("it failed")),
         ];
         for run in runs {
-            tally.run(run);
+            tally.run(|| verdict(run));
         }
         let expected = Tally { passed: 2, failed: 1, skipped: 2, on_fewer_ranks: 1 };
         assert_eq!(tally, expected);

@@ -11,6 +11,7 @@
 //! - [`rows`]: what a receiver has to find; [`kernels`]: device operations that tests need.
 //! - [`steady`]: a step whose load never overflows.
 //! - [`lifecycle`]: operations on a group in any order, against a model.
+//! - [`processes`]: ranks that are forked for each group; [`workers`]: processes that outlive checks, as on GPUs.
 //! - [`checks`]: the suite, one module a theme; [`conformance_suite!`] makes a `#[test]` of each check.
 //!
 //! A check runs its ranks by [`TestBackend::on_ranks`] and judges what they return, which is plain
@@ -44,6 +45,7 @@ pub mod rig;
 pub mod rows;
 pub mod steady;
 mod suite;
+pub mod workers;
 
 pub use backend::{HostPairs, HostThreads, HostThreadsPull, RankEnv, RankResult, TestBackend};
 pub use case::{Case, Order, Skew};
@@ -52,3 +54,4 @@ pub use cuda_processes::CudaProcesses;
 pub use outcome::RankRun;
 pub use processes::HostProcesses;
 pub use rig::Rig;
+pub use workers::{CudaWorkers, HostWorkers};

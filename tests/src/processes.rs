@@ -24,7 +24,7 @@ use crate::held::Held;
 use crate::meeting::Meeting;
 
 /// The longest that the ranks of a check may take, before they are killed.
-const LONGEST: Duration = Duration::from_secs(240);
+pub(crate) const LONGEST: Duration = Duration::from_secs(240);
 
 /// A backend whose ranks are processes.
 pub trait Processes: TestBackend<Rendezvous = TcpRendezvous> {
@@ -33,6 +33,11 @@ pub trait Processes: TestBackend<Rendezvous = TcpRendezvous> {
 
     /// Skips the check that runs if there is not what so many ranks need.
     fn require(world: usize);
+
+    /// How many [workers](crate::workers) there are, where ranks are those.
+    fn workers() -> usize {
+        Self::most_ranks()
+    }
 }
 
 /// The host backend, its ranks as processes.
@@ -77,6 +82,11 @@ impl Processes for HostProcesses {
     const LEAVES: Leaves = Leaves::Nothing;
 
     fn require(_world: usize) {}
+
+    fn workers() -> usize {
+        // Each of them judges what all return, so more would make a suite slow; and no check needs more.
+        3
+    }
 }
 
 /// Runs `body` on processes that are the ranks of a group; see [`TestBackend::try_on_ranks`].

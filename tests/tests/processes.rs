@@ -3,11 +3,12 @@
 
 use std::process::ExitCode;
 
-use graph_ep_tests::{HostProcesses, deaths, harness, leaks};
+use graph_ep_tests::{HostProcesses, deaths, harness, leaks, workers};
 
 fn main() -> ExitCode {
     let mut checks = graph_ep_tests::conformance_suite!(list HostProcesses);
     checks.extend(deaths::checks::<HostProcesses>());
     checks.extend(leaks::CHECKS);
+    checks.extend(workers::checks::CHECKS);
     harness::main(&[("host_processes", checks)])
 }
