@@ -65,8 +65,10 @@ impl Payload {
     /// `value` rounded to the nearest payload number, ties to even; beyond the largest, infinity.
     ///
     /// The payload numbers around x are the multiples of `2^(e − p + 1)` where e is the exponent of x,
-    /// but no smaller than that of the smallest normal number. Dividing by that power of two is exact
-    /// in f64, so what is left is rounding to an integer.
+    /// but no smaller than that of the smallest normal number. Of a magnitude that is added to 2^52
+    /// times that spacing f64 keeps just these multiples: the addition itself rounds, to the nearest
+    /// and to even, and the subtraction is exact. (`round_ties_even` would say it in a word, but is a
+    /// call wherever the target need not have the instruction, and took most of the time of a check.)
     pub fn round(self, value: f32) -> f32 {
         if value == 0.0 || !value.is_finite() {
             return value;
@@ -74,12 +76,11 @@ impl Payload {
         let value = f64::from(value);
         let exponent = ((value.to_bits() >> 52) & 0x7ff) as i32 - 1023;
         let spacing = power_of_two(exponent.max(self.min_exponent()) - self.precision() + 1);
-        let rounded = (value / spacing).round_ties_even() * spacing;
-        if rounded.abs() > self.max_finite() {
-            return f32::INFINITY.copysign(rounded as f32);
-        }
+        let large = power_of_two(52) * spacing;
+        let rounded = (value.abs() + large) - large;
+        let rounded = if rounded > self.max_finite() { f64::INFINITY } else { rounded };
         // Exact: every payload number is an f32.
-        rounded as f32
+        rounded.copysign(value) as f32
     }
 
     /// Whether `value` is a payload number. Infinities are, and so is every NaN.
@@ -154,6 +155,26 @@ mod tests {
         for bits in 0..=u16::MAX {
             assert!(Payload::Bf16.represents(bf16::from_bits(bits).to_f32()));
             assert!(Payload::Fp16.represents(f16::from_bits(bits).to_f32()));
+        }
+    }
+
+    #[test]
+    fn around_every_tie_rounding_agrees_with_a_second_implementation() {
+        let pairs = (0..u16::MAX).flat_map(|bits| {
+            let (bf16, fp16) =
+                (|bits| bf16::from_bits(bits).to_f32(), |bits| f16::from_bits(bits).to_f32());
+            [(bf16(bits), bf16(bits + 1)), (fp16(bits), fp16(bits + 1))]
+        });
+        for (number, next) in pairs.filter(|pair| pair.0.is_finite() && pair.1.is_finite()) {
+            // Exact: an f32 has bits to spare. The numbers of either sign lie one after the other.
+            let tie = number + (next - number) / 2.0;
+            for value in [tie.next_down(), tie, tie.next_up()] {
+                let second = (bf16::from_f32(value).to_f32(), f16::from_f32(value).to_f32());
+                let bf16 = (Payload::Bf16.round(value).to_bits(), second.0.to_bits());
+                let fp16 = (Payload::Fp16.round(value).to_bits(), second.1.to_bits());
+                assert_eq!(bf16.0, bf16.1, "{value:e} to BF16");
+                assert_eq!(fp16.0, fp16.1, "{value:e} to FP16");
+            }
         }
     }
 
