@@ -72,7 +72,6 @@ mod driver;
 mod graph;
 mod graveyard;
 mod growable;
-mod guest;
 mod in_flight;
 mod launch;
 mod mapping;
