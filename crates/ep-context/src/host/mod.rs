@@ -26,6 +26,7 @@ mod mapping;
 mod mark;
 mod memory;
 mod operation;
+mod options;
 mod order;
 mod part;
 mod recorder;
@@ -38,49 +39,11 @@ mod worker;
 pub use graph::{HostExecutable, HostRecording};
 pub use mark::HostMark;
 pub use memory::{HostGrowable, HostMemory};
+pub use options::HostOptions;
 pub use shared::{HostPeer, HostShared};
 pub use stream::HostStream;
 
 use operation::Operation;
-
-/// How a host rank presents itself.
-#[derive(Clone, Debug)]
-pub struct HostOptions {
-    label: String,
-    memory: MemoryAccount,
-    device: Vec<u8>,
-}
-
-impl HostOptions {
-    /// A rank without a memory limit. `label` stands before the stream's name in the names of
-    /// threads, and in errors.
-    pub fn new(label: impl Into<String>) -> Self {
-        Self { label: label.into(), memory: MemoryAccount::new(None), device: Vec::new() }
-    }
-
-    /// Counts the pages of this rank in `memory`, which stands for the memory of a device: ranks
-    /// that are given clones of it share the device. It is exhausted when its limit is.
-    #[must_use]
-    pub fn with_memory(mut self, memory: MemoryAccount) -> Self {
-        self.memory = memory;
-        self
-    }
-
-    /// Names the device of this rank; without a name it is nobody else's. Ranks that give the same name
-    /// act as ranks that share a GPU do, though none is in another's way here: their group pulls unless
-    /// it is told how to transfer, and runners of steps in rounds meet to record.
-    #[must_use]
-    pub fn with_device(mut self, name: impl Into<String>) -> Self {
-        self.device = name.into().into_bytes();
-        self
-    }
-}
-
-impl Default for HostOptions {
-    fn default() -> Self {
-        Self::new("host")
-    }
-}
 
 /// The host as a device. A clone is the same device.
 #[derive(Clone, Debug)]
@@ -417,93 +380,4 @@ impl Backend for HostBackend {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::env;
-    use std::fs;
-    use std::process::Command;
-    use std::thread;
-    use std::time::{Duration, Instant};
-
-    use super::testing::{Device, Log};
-    use super::*;
-    use crate::backend::{GrowableMemory, SharedMemory};
-
-    #[test]
-    fn blocking_calls_are_counted_over_clones() {
-        let device = Device::new();
-        let stream = device.stream("s");
-        let other = device.backend.clone();
-        device.backend.synchronize(&stream).expect("idle");
-        let mut nothing = [];
-        // SAFETY: no byte is read.
-        unsafe { other.download(&stream, 0, &mut nothing) }.expect("idle");
-        assert_eq!((device.backend.blocking_calls(), other.blocking_calls()), (2, 2));
-        // A refused call does not wait, so it does not count.
-        other.begin_recording(&stream).expect("idle");
-        other.synchronize(&stream).expect_err("recording");
-        assert_eq!(other.blocking_calls(), 2);
-    }
-
-    #[test]
-    fn names_with_zero_bytes_are_taken() {
-        let device = Device::new();
-        device.backend.synchronize(&device.stream("a\0b")).expect("idle");
-    }
-
-    fn entries(directory: &str) -> usize {
-        fs::read_dir(directory).expect("procfs is mounted").count()
-    }
-
-    fn cycle() {
-        let device = Device::new();
-        let stream = device.stream("cycle");
-        let log = Log::default();
-        let shared = device.backend.allocate_shared(4096).expect("memory");
-        let peer = device
-            .backend
-            .import(shared.export().expect("descriptors are left"), 4096)
-            .expect("own memory");
-        let growable = device.backend.reserve(1 << 20).expect("addresses");
-        growable.grow(1).expect("a page");
-        device.begin(&stream);
-        device.append(&stream, &log, 1);
-        let graph = device.end(&stream);
-        device.backend.replay(&stream, &graph).expect("runs");
-        drop((peer, shared, growable, graph));
-        drop(stream);
-        assert_eq!(log.values(), [1], "a stream finishes its work before it goes");
-    }
-
-    /// Counts what the whole process holds, so it runs in a process where no other test does.
-    #[test]
-    fn a_thousand_cycles_leave_no_descriptor_thread_or_mapping() {
-        const CHILD: &str = "EP_CONTEXT_LEAK_TEST_CHILD";
-        if env::var_os(CHILD).is_none() {
-            let output = Command::new(env::current_exe().expect("the test binary has a path"))
-                .args(["--exact", "--test-threads=1"])
-                .arg("host::tests::a_thousand_cycles_leave_no_descriptor_thread_or_mapping")
-                .env(CHILD, "1")
-                .output()
-                .expect("the test binary runs");
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && text.contains("1 passed"), "{text}");
-            return;
-        }
-        let maps = || fs::read_to_string("/proc/self/maps").expect("procfs").lines().count();
-        cycle();
-        let before = (entries("/proc/self/fd"), entries("/proc/self/task"), maps());
-        for _ in 0..1000 {
-            cycle();
-        }
-        // A joined thread may stand in the process table for a moment longer.
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while entries("/proc/self/task") > before.1 && Instant::now() < deadline {
-            thread::yield_now();
-        }
-        assert_eq!(entries("/proc/self/fd"), before.0, "descriptors");
-        assert_eq!(entries("/proc/self/task"), before.1, "threads");
-        let after = maps();
-        // The allocator and thread stacks may move by a few.
-        assert!(after < before.2 + 50, "mappings: {} before, {after} after", before.2);
-    }
-}
+mod tests;

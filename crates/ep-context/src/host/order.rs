@@ -87,7 +87,6 @@ fn queue_event(before: &HostStream, after: &HostStream) -> Result<(), BackendErr
 
 #[cfg(test)]
 mod tests {
-    use std::fmt::Debug;
     use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
     use std::thread;
@@ -95,18 +94,11 @@ mod tests {
     use crate::backend::{Backend, BackendError, Retained};
     use crate::host::HostStream;
     use crate::host::testing::{
-        Device, Gate, Log, Meet, MeetParams, Panic, PanicParams, address_of,
+        Device, Gate, Log, Meet, MeetParams, Panic, PanicParams, address_of, reason,
     };
 
     fn order(device: &Device, before: &HostStream, after: &HostStream) {
         device.backend.order(before, after).expect("two streams that can be ordered");
-    }
-
-    fn reason<T: Debug>(result: Result<T, BackendError>) -> String {
-        match result {
-            Err(BackendError::Recording { reason, .. }) => reason,
-            other => panic!("expected a refusal, not {other:?}"),
-        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Kernels and helpers for the tests of this backend.
 
+use std::fmt::Debug;
 use std::panic::panic_any;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,6 +16,14 @@ use crate::kernel::Kernel;
 
 /// Far beyond what any wait of a test takes; reached only when the code is wrong.
 const BOUND: Duration = Duration::from_secs(60);
+
+/// Why a call on a recording was refused.
+pub(super) fn reason<T: Debug>(result: Result<T, BackendError>) -> String {
+    match result {
+        Err(BackendError::Recording { reason, .. }) => reason,
+        other => panic!("expected a refusal, not {other:?}"),
+    }
+}
 
 pub(super) struct Device {
     pub(super) backend: HostBackend,
