@@ -70,6 +70,7 @@ macro_rules! conformance_suite {
                 wrong_arguments_are_refused,
                 misaligned_words_are_refused,
                 a_short_output_is_refused,
+                rows_that_may_lack_memory_are_refused,
                 settings_out_of_range_are_refused;
             payloads:
                 bytes_and_scales_arrive_as_they_were,

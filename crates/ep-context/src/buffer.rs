@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::account::Charge;
 use crate::backend::{Backend, Memory, Retained};
+use crate::rows::RowSet;
 
 /// Private device memory of a fixed size. A clone is the same memory; the last clone, slice, queued
 /// operation or graph that holds it frees it.
@@ -40,6 +41,8 @@ impl<B: Backend> Buffer<B> {
         DeviceSlice {
             address: self.address(),
             bytes: self.bytes(),
+            held: self.bytes(),
+            rows: None,
             owner: Some(self.inner.clone()),
             _lifetime: PhantomData,
         }
@@ -72,11 +75,26 @@ impl<B: Backend> fmt::Debug for Buffer<B> {
 /// A slice of a [`Buffer`] owns a share of it and is `'static`. A slice of memory that a caller owns
 /// is made by [`DeviceSlice::borrowed`]; work that captured it, a graph included, cannot outlive
 /// what it was borrowed from.
+///
+/// A slice of a [`RowBuffer`](crate::RowBuffer) is as long as the buffer can ever become, and only what
+/// it [holds](DeviceSlice::held) has memory for sure.
 pub struct DeviceSlice<'a, B: Backend> {
     address: u64,
     bytes: usize,
+    /// Bytes from the start on that have memory for as long as this lives.
+    held: usize,
+    /// The rows at whose first byte this starts.
+    rows: Option<RowsOf>,
     owner: Option<Retained>,
     _lifetime: PhantomData<Brand<'a, B>>,
+}
+
+/// Which rows a slice is one of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowsOf {
+    /// The number of their set.
+    pub(crate) set: u64,
+    pub(crate) row_bytes: usize,
 }
 
 /// A slice lives for `'a` and belongs to a device of `B`, but holds neither.
@@ -92,7 +110,7 @@ impl<'a, B: Backend> DeviceSlice<'a, B> {
     ///    writes of `bytes` bytes for as long as `_owner` is borrowed.
     /// 2. Other work that touches the range is ordered with the work that is given this slice.
     pub unsafe fn borrowed<T: ?Sized>(_owner: &'a T, address: u64, bytes: usize) -> Self {
-        Self { address, bytes, owner: None, _lifetime: PhantomData }
+        Self { address, bytes, held: bytes, rows: None, owner: None, _lifetime: PhantomData }
     }
 
     /// A range of memory that `owner` keeps alive.
@@ -103,7 +121,29 @@ impl<'a, B: Backend> DeviceSlice<'a, B> {
     ///    writes of `bytes` bytes until `owner` is dropped.
     /// 2. Other work that touches the range is ordered with the work that is given this slice.
     pub unsafe fn owned_by(owner: Retained, address: u64, bytes: usize) -> Self {
-        Self { address, bytes, owner: Some(owner), _lifetime: PhantomData }
+        let owner = Some(owner);
+        Self { address, bytes, held: bytes, rows: None, owner, _lifetime: PhantomData }
+    }
+
+    /// Addresses that `owner` keeps reserved, the start of `rows`, with memory for `held` bytes.
+    ///
+    /// # Safety
+    ///
+    /// 1. `address` is a device address, on the device that `B` is used with. `bytes` bytes there are
+    ///    reserved until `owner` is dropped, and the first `held` of them, which are no more, are
+    ///    valid for reads and writes as long.
+    /// 2. Of rows of `rows.row_bytes` bytes from `address` on, those below the capacity of the set
+    ///    `rows.set` are valid for reads and writes by work that reads that capacity from its word.
+    /// 3. Other work that touches the range is ordered with the work that is given this slice.
+    pub(crate) unsafe fn of_rows(
+        owner: Retained,
+        address: u64,
+        bytes: usize,
+        held: usize,
+        rows: RowsOf,
+    ) -> Self {
+        let (rows, owner) = (Some(rows), Some(owner));
+        Self { address, bytes, held, rows, owner, _lifetime: PhantomData }
     }
 
     /// The device address of the first byte.
@@ -116,12 +156,30 @@ impl<'a, B: Backend> DeviceSlice<'a, B> {
         self.bytes
     }
 
+    /// How many bytes from the start on have memory for as long as the slice lives: all, but of a
+    /// [`RowBuffer`](crate::RowBuffer) only rows that were there when the slice was taken. Rows that a
+    /// growth brings later are held by slices that are taken then.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Whether there is memory for `rows` rows of `row_bytes` bytes, or for as many of them as `set`
+    /// has capacity when work touches them: where the slice is the start of one of the set's buffers,
+    /// whose rows are that long.
+    pub fn has_rows(&self, set: &RowSet<B>, rows: u32, row_bytes: usize) -> bool {
+        let Some(needed) = row_bytes.checked_mul(rows as usize) else { return false };
+        let of_set = |of: RowsOf| of.set == set.id() && of.row_bytes >= row_bytes;
+        needed <= self.held || (needed <= self.bytes && self.rows.is_some_and(of_set))
+    }
+
     /// The bytes `range` of this slice, or `None` if it reaches beyond the end.
     pub fn get(&self, range: Range<usize>) -> Option<Self> {
         let bytes = range.end.checked_sub(range.start)?;
         (range.end <= self.bytes).then(|| Self {
             address: self.address + range.start as u64,
             bytes,
+            held: self.held.saturating_sub(range.start).min(bytes),
+            rows: self.rows.filter(|_| range.start == 0),
             owner: self.owner.clone(),
             _lifetime: PhantomData,
         })
@@ -138,6 +196,8 @@ impl<B: Backend> Clone for DeviceSlice<'_, B> {
         Self {
             address: self.address,
             bytes: self.bytes,
+            held: self.held,
+            rows: self.rows,
             owner: self.owner.clone(),
             _lifetime: PhantomData,
         }
@@ -149,6 +209,7 @@ impl<B: Backend> fmt::Debug for DeviceSlice<'_, B> {
         f.debug_struct("DeviceSlice")
             .field("address", &format_args!("{:#x}", self.address))
             .field("bytes", &self.bytes)
+            .field("held", &self.held)
             .field("owned", &self.owner.is_some())
             .finish()
     }

@@ -70,7 +70,9 @@ impl<'a, B: Backend> Queue<'a, B> {
     /// # Safety
     ///
     /// 1. Every address in `params` lies in a slice of `uses`, in something of `retained`, or in
-    ///    memory that lives as long as the device.
+    ///    memory that lives as long as the device. Of a slice of rows the kernel touches what is
+    ///    [held](DeviceSlice::held), and beyond it only rows below the capacity that it reads from the
+    ///    [word](crate::RowSet::capacity_word) of their set.
     /// 2. Other work that touches the same bytes is ordered with this by its stream or by signals.
     pub unsafe fn launch<K: Kernel>(
         &self,
@@ -82,8 +84,9 @@ impl<'a, B: Backend> Queue<'a, B> {
     ) -> Result<(), BackendError> {
         let mut keep: SmallVec<[Retained; 8]> = retained.iter().cloned().collect();
         keep.extend(uses.iter().filter_map(|slice| slice.retained().cloned()));
-        // SAFETY: 1. an address in a slice is valid while the slice's owner lives, which `keep`
-        // holds, or while 'a lasts, which outlives the work; those in `retained` are held by `keep`.
+        // SAFETY: 1. an address in a slice is valid, where the slice holds it, while the slice's owner
+        // lives, which `keep` holds, or while 'a lasts, which outlives the work; rows below the
+        // capacity have memory; what is in `retained` is held by `keep`.
         // 2. Is the caller's promise.
         unsafe { self.backend.launch(&self.stream, kernel, shape, params, &keep) }
     }
@@ -92,7 +95,8 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// # Errors
     ///
-    /// [`BackendError::Invalid`] if `to` is shorter than `from`.
+    /// [`BackendError::Invalid`] if `to` is shorter than `from`, or if `from` or as much of `to` is not
+    /// [held](DeviceSlice::held).
     ///
     /// # Safety
     ///
@@ -102,17 +106,13 @@ impl<'a, B: Backend> Queue<'a, B> {
         to: &DeviceSlice<'a, B>,
         from: &DeviceSlice<'a, B>,
     ) -> Result<(), BackendError> {
-        if to.bytes() < from.bytes() {
-            return Err(BackendError::Invalid {
-                what: "length of a copy in bytes",
-                value: from.bytes() as u64,
-                limit: format!("the {} bytes of its target", to.bytes()),
-            });
-        }
+        const WHAT: &str = "length of a copy in bytes";
+        within(WHAT, from.bytes(), to, "target")?;
+        within(WHAT, from.bytes(), from, "source")?;
         let keep: SmallVec<[Retained; 2]> =
             [to, from].iter().filter_map(|slice| slice.retained().cloned()).collect();
-        // SAFETY: both ranges are inside their slices, which stay valid as argued in `launch`; that
-        // they do not overlap is the caller's promise.
+        // SAFETY: both ranges are inside what their slices hold, which stays valid as argued in
+        // `launch`; that they do not overlap is the caller's promise.
         unsafe {
             self.backend.copy(&self.stream, to.address(), from.address(), from.bytes(), &keep)
         }
@@ -122,21 +122,16 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// # Errors
     ///
-    /// [`BackendError::Invalid`] if `to` is shorter, [`BackendError::Recording`] while recording.
+    /// [`BackendError::Invalid`] if `to` is shorter, or not [held](DeviceSlice::held) as far;
+    /// [`BackendError::Recording`] while recording.
     ///
     /// # Safety
     ///
     /// Other work that touches the slice is ordered with this.
     pub unsafe fn upload(&self, to: &DeviceSlice<'a, B>, data: &[u8]) -> Result<(), BackendError> {
-        if to.bytes() < data.len() {
-            return Err(BackendError::Invalid {
-                what: "length of an upload in bytes",
-                value: data.len() as u64,
-                limit: format!("the {} bytes of its target", to.bytes()),
-            });
-        }
+        within("length of an upload in bytes", data.len(), to, "target")?;
         let keep: SmallVec<[Retained; 1]> = to.retained().cloned().into_iter().collect();
-        // SAFETY: the target range is inside its slice, valid as argued in `launch`.
+        // SAFETY: the target range is inside what its slice holds, valid as argued in `launch`.
         unsafe { self.backend.upload(&self.stream, to.address(), data, &keep) }
     }
 
@@ -144,17 +139,11 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// # Errors
     ///
-    /// [`BackendError::Invalid`] if `from` is shorter than `into`, [`BackendError::Recording`] while
-    /// recording, and the failure of earlier work.
+    /// [`BackendError::Invalid`] if `from` is shorter than `into`, or not [held](DeviceSlice::held) as
+    /// far; [`BackendError::Recording`] while recording, and the failure of earlier work.
     pub fn download(&self, from: &DeviceSlice<'a, B>, into: &mut [u8]) -> Result<(), BackendError> {
-        if from.bytes() < into.len() {
-            return Err(BackendError::Invalid {
-                what: "length of a download in bytes",
-                value: into.len() as u64,
-                limit: format!("the {} bytes of its source", from.bytes()),
-            });
-        }
-        // SAFETY: the range is inside its slice, which outlives this blocking call.
+        within("length of a download in bytes", into.len(), from, "source")?;
+        // SAFETY: the range is inside what its slice holds, which outlives this blocking call.
         unsafe { self.backend.download(&self.stream, from.address(), into) }
     }
 
@@ -166,6 +155,20 @@ impl<'a, B: Backend> Queue<'a, B> {
     pub fn reach(&self, mark: &B::Mark) -> Result<(), BackendError> {
         self.backend.reach(&self.stream, mark)
     }
+}
+
+/// Fails unless `slice`, the `end` of what is moved, holds `bytes` bytes.
+fn within<B: Backend>(
+    what: &'static str,
+    bytes: usize,
+    slice: &DeviceSlice<'_, B>,
+    end: &str,
+) -> Result<(), BackendError> {
+    if bytes <= slice.held() {
+        return Ok(());
+    }
+    let limit = format!("the {} bytes that its {end} holds", slice.held());
+    Err(BackendError::Invalid { what, value: bytes as u64, limit })
 }
 
 impl<B: Backend> fmt::Debug for Queue<'_, B> {

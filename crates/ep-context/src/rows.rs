@@ -21,7 +21,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::account::{Charge, MemoryAccount};
 use crate::backend::{Backend, BackendError, GrowableMemory, Retained};
-use crate::buffer::{Buffer, DeviceSlice};
+use crate::buffer::{Buffer, DeviceSlice, RowsOf};
 use crate::context::EpContext;
 use crate::keepsake::reclaim;
 use crate::queue::Queue;
@@ -47,7 +47,20 @@ struct Inner<B: Backend> {
     id: u64,
     max_rows: u32,
     shape_words: Buffer<B>,
+    settled: Arc<Settled>,
+    /// Locked before `settled`.
     state: Mutex<State<B>>,
+}
+
+/// Rows for which every column has memory that no plan may take back: slices cover them. Views are
+/// made, and a trim looks whether there are any, while it is locked.
+#[derive(Debug)]
+struct Settled(Mutex<u32>);
+
+impl Settled {
+    fn lock(&self) -> MutexGuard<'_, u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct State<B: Backend> {
@@ -129,6 +142,7 @@ impl<B: Backend> RowSet<B> {
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
                 max_rows,
                 shape_words: context.allocate("shape of rows", size_of::<ShapeWords>())?,
+                settled: Arc::new(Settled(Mutex::new(capacity))),
                 state: Mutex::new(State {
                     capacity,
                     mapped: capacity,
@@ -166,7 +180,8 @@ impl<B: Backend> RowSet<B> {
         let column =
             Arc::new(Column { memory, label, row_bytes, charge, views: AtomicUsize::new(0) });
         state.columns.push(column.clone());
-        Ok(RowBuffer { column, set: self.inner.id, max_rows: self.inner.max_rows })
+        let (settled, max_rows) = (self.inner.settled.clone(), self.inner.max_rows);
+        Ok(RowBuffer { column, settled, set: self.inner.id, max_rows })
     }
 
     /// The rows that may be used now.
@@ -289,15 +304,18 @@ impl<B: Backend> RowSet<B> {
         if state.planned.is_some() {
             return Err(refusal(format!("a growth of {} is planned", self.inner.label)));
         }
+        let mut settled = self.inner.settled.lock();
         if let Some(held) = state.columns.iter().find(|c| c.views.load(Ordering::Acquire) > 0) {
             return Err(refusal(format!(
                 "{} is still used by a slice, queued work or a graph",
                 held.label
             )));
         }
+        *settled = state.capacity;
+        drop(settled);
         for column in &state.columns {
-            // SAFETY: no slice, queued operation or graph holds the column, as was just seen under
-            // the lock, and new ones see the smaller capacity.
+            // SAFETY: no slice, queued operation or graph held the column, as was just seen under the
+            // lock under which new ones are made, and those hold no more than the capacity.
             unsafe { shrink(column, state.capacity) };
         }
         state.mapped = state.capacity;
@@ -309,6 +327,12 @@ impl<B: Backend> RowSet<B> {
         // SAFETY: the words are read by kernels of the same stream only, or of streams that the caller
         // has ordered with it, as commit demands.
         unsafe { queue.upload(&self.inner.shape_words.slice(), bytemuck::bytes_of(&words)) }
+    }
+
+    /// Ends a plan whose memory stays.
+    fn settle(&self, state: &mut State<B>) {
+        state.planned = None;
+        *self.inner.settled.lock() = state.mapped;
     }
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
@@ -359,6 +383,7 @@ impl<B: Backend> fmt::Debug for RowSet<B> {
 /// One buffer of a row set. A clone is the same buffer.
 pub struct RowBuffer<B: Backend> {
     column: Arc<Column<B>>,
+    settled: Arc<Settled>,
     set: u64,
     max_rows: u32,
 }
@@ -384,25 +409,41 @@ impl<B: Backend> RowBuffer<B> {
         self.max_rows
     }
 
-    /// All reserved addresses as a slice that keeps the buffer alive. Only rows below the capacity
-    /// may be touched.
+    /// All reserved addresses as a slice that keeps the buffer alive. It [holds](DeviceSlice::held) the
+    /// rows that have memory now, but for those of a growth that is only planned; a kernel may touch
+    /// rows below the capacity that it finds on the device.
     pub fn slice(&self) -> DeviceSlice<'static, B> {
-        let bytes = self.column.row_bytes * self.max_rows as usize;
-        // SAFETY: 1. the addresses belong to the column until it is dropped, and it is the owner;
-        // rows beyond the capacity are not to be touched, as said above. 2. Is for whoever queues
-        // work on the slice.
-        unsafe { DeviceSlice::owned_by(self.retain(), self.address(), bytes) }
+        let rows = RowsOf { set: self.set, row_bytes: self.column.row_bytes };
+        let bytes = rows.row_bytes * self.max_rows as usize;
+        let settled = self.settled.lock();
+        let (owner, held) = (View::of(&self.column), rows.row_bytes * *settled as usize);
+        drop(settled);
+        // SAFETY: 1. the addresses belong to the column until it is dropped, and a view of it is the
+        // owner. Settled rows have memory, which is unmapped by a trim only, and that is refused while
+        // there is a view; one that came just before has lowered what is settled. 2. A capacity is
+        // published once every column has memory for it, and what lies below it is not unmapped before
+        // a lower one was published, in the order of all work that reads it, nor while there is a
+        // view. 3. Is for whoever queues work on the slice.
+        unsafe { DeviceSlice::of_rows(owner, self.address(), bytes, held, rows) }
     }
 
     /// What keeps the buffer alive, for queued work.
     pub fn retain(&self) -> Retained {
-        View::of(&self.column)
+        let settled = self.settled.lock();
+        let view = View::of(&self.column);
+        drop(settled);
+        view
     }
 }
 
 impl<B: Backend> Clone for RowBuffer<B> {
     fn clone(&self) -> Self {
-        Self { column: self.column.clone(), set: self.set, max_rows: self.max_rows }
+        Self {
+            column: self.column.clone(),
+            settled: self.settled.clone(),
+            set: self.set,
+            max_rows: self.max_rows,
+        }
     }
 }
 
@@ -444,7 +485,7 @@ impl<B: Backend> PlannedGrowth<B> {
         let mut state = self.set.lock();
         state.capacity = self.shape.rows;
         state.generation = self.shape.generation;
-        state.planned = None;
+        self.set.settle(&mut state);
         drop(state);
         self.settled = true;
         Ok(())
@@ -456,8 +497,8 @@ impl<B: Backend> PlannedGrowth<B> {
         state.planned = None;
         state.mapped = self.mapped_before;
         for column in &state.columns {
-            // SAFETY: the rows behind those that had memory before were never published, so no work
-            // touches them.
+            // SAFETY: the rows behind those that had memory before were neither published nor settled,
+            // so that no work touches them and no slice holds them.
             unsafe { shrink(column, self.mapped_before) };
         }
         drop(state);
@@ -468,7 +509,7 @@ impl<B: Backend> PlannedGrowth<B> {
 impl<B: Backend> Drop for PlannedGrowth<B> {
     fn drop(&mut self) {
         if !self.settled {
-            self.set.lock().planned = None;
+            self.set.settle(&mut self.set.lock());
         }
     }
 }

@@ -93,9 +93,11 @@ impl<B: Backend> Lane<B> {
         const OP: &str = "combine backward";
         self.check_backward(OP)?;
         let limit = step.row_limit(args.handle.rows());
-        self.check_rows(OP, "length of the row gradients in bytes", &args.row_grads, limit)?;
+        let argument = "length of the row gradients in bytes";
+        self.check_received(OP, argument, &args.row_grads, args.handle, limit)?;
         if let Some(rows) = &args.expert_rows {
-            self.check_rows(OP, "length of the expert rows in bytes", rows, limit)?;
+            let argument = "length of the expert rows in bytes";
+            self.check_received(OP, argument, rows, args.handle, limit)?;
         }
         let tokens = args.handle.most_tokens();
         self.check_rows(OP, "length of the output gradients in bytes", &args.output_grads, tokens)?;
@@ -122,7 +124,8 @@ impl<B: Backend> Lane<B> {
     ) -> Result<(), DispatchError> {
         const OP: &str = "dispatch backward";
         let limit = step.row_limit(args.handle.rows());
-        self.check_rows(OP, "length of the row gradients in bytes", &args.row_grads, limit)?;
+        let argument = "length of the row gradients in bytes";
+        self.check_received(OP, argument, &args.row_grads, args.handle, limit)?;
         let tokens = args.handle.most_tokens();
         self.check_grads(OP, &args.token_grads, args.weight_grads.as_ref(), tokens)?;
         let ordinal = step.close(self, args.handle.id())?;
@@ -154,7 +157,8 @@ impl<B: Backend> Lane<B> {
         self.check_backward(OP)?;
         self.check_rounds(OP, step, dispatch, &args.expert_rows)?;
         let limit = step.row_limit(handle.rows());
-        self.check_rows(OP, "length of the row gradients in bytes", &args.row_grads, limit)?;
+        let argument = "length of the row gradients in bytes";
+        self.check_received(OP, argument, &args.row_grads, handle, limit)?;
         let most = dispatch.most_tokens().0 as u32;
         self.check_rows(OP, "length of the output gradients in bytes", &args.output_grads, most)?;
         self.check_grads(OP, &args.token_grads, args.weight_grads.as_ref(), most)?;
@@ -212,7 +216,7 @@ impl<B: Backend> Lane<B> {
         match weight_grads {
             Some(grads) => {
                 let argument = "length of the weight gradients in bytes";
-                self.at_least(operation, argument, grads.bytes(), least)?;
+                self.at_least(operation, argument, grads.held(), least)?;
                 self.aligned_to(operation, "address of the weight gradients", grads, 4)
             }
             None => Ok(()),
@@ -323,12 +327,9 @@ impl<B: Backend> Lane<B> {
             0 => 1,
             _ => inner.geometry.flat_width as usize,
         };
-        self.at_least(
-            "dispatch backward",
-            "length of the row weight gradients in bytes",
-            grads.bytes(),
-            limit as usize * width * size_of::<f32>(),
-        )?;
+        let rows = (limit, width * size_of::<f32>());
+        let argument = "length of the row weight gradients in bytes";
+        self.has_received("dispatch backward", argument, grads, handle, rows)?;
         let argument = "address of the row weight gradients";
         self.aligned_to("dispatch backward", argument, grads, 4)?;
         let params = PushWeightGradsParams {

@@ -25,20 +25,20 @@ impl<B: Backend> Lane<B> {
             return Err(self.argument(OP, "number of tokens", tokens, limit));
         }
         let least = tokens * g.token_bytes as usize;
-        self.at_least(OP, "length of the tokens in bytes", args.tokens.bytes(), least)?;
+        self.at_least(OP, "length of the tokens in bytes", args.tokens.held(), least)?;
         self.aligned(OP, "address of the tokens", &args.tokens)?;
         self.apart("address of the tokens", &args.tokens, least, &self.staging(), g.quantize != 0)?;
-        let ids = args.topk_ids.slice().bytes();
+        let ids = args.topk_ids.slice().held();
         let id_bytes = args.topk_ids.id_bytes();
         self.at_least(OP, "length of topk_ids in bytes", ids, tokens * top_k * id_bytes)?;
         self.aligned_to(OP, "address of topk_ids", args.topk_ids.slice(), id_bytes)?;
         if let Some(weights) = &args.topk_weights {
-            let bytes = weights.bytes();
+            let bytes = weights.held();
             self.at_least(OP, "length of topk_weights in bytes", bytes, tokens * top_k * 4)?;
             self.aligned_to(OP, "address of topk_weights", weights, 4)?;
         }
         if let Some(word) = word {
-            self.at_least(OP, "length of the token count in bytes", word.bytes(), 4)?;
+            self.at_least(OP, "length of the token count in bytes", word.held(), 4)?;
             self.aligned_to(OP, "address of the token count", word, 4)?;
         }
         self.buffer_of(args.handle, "receive buffer", args.rows, g.row_bytes)?;
@@ -56,7 +56,7 @@ impl<B: Backend> Lane<B> {
         match &args.scales {
             Some(scales) => {
                 let least = tokens * g.scale_bytes as usize;
-                self.at_least(OP, "length of the scales in bytes", scales.bytes(), least)?;
+                self.at_least(OP, "length of the scales in bytes", scales.held(), least)?;
                 self.aligned(OP, "address of the scales", scales)?;
                 self.apart("address of the scales", scales, least, &self.staged_scales(), false)
             }
@@ -119,8 +119,40 @@ impl<B: Backend> Lane<B> {
         rows: u32,
     ) -> Result<(), DispatchError> {
         let least = rows as usize * self.dispatcher().inner.geometry.sum_bytes as usize;
-        self.at_least(operation, argument, slice.bytes(), least)?;
+        self.at_least(operation, argument, slice.held(), least)?;
         self.aligned(operation, argument, slice)
+    }
+
+    /// Checks a slice of rows of sums: one for each of the `rows` rows that a step may use of what
+    /// `handle` receives. There may be memory for fewer yet, in the buffers that grow with its capacity.
+    pub(crate) fn check_received(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        slice: &DeviceSlice<'_, B>,
+        handle: &Handle<B>,
+        rows: u32,
+    ) -> Result<(), DispatchError> {
+        let row_bytes = self.dispatcher().inner.geometry.sum_bytes as usize;
+        self.has_received(operation, argument, slice, handle, (rows, row_bytes))?;
+        self.aligned(operation, argument, slice)
+    }
+
+    /// The same for so many rows of so many bytes, however they are aligned.
+    pub(crate) fn has_received(
+        &self,
+        operation: &'static str,
+        argument: &'static str,
+        slice: &DeviceSlice<'_, B>,
+        handle: &Handle<B>,
+        (rows, row_bytes): (u32, usize),
+    ) -> Result<(), DispatchError> {
+        if slice.has_rows(handle.rows(), rows, row_bytes) {
+            return Ok(());
+        }
+        let least = rows as usize * row_bytes;
+        let limit = format!("at least {least}, or a buffer of the handle's row set");
+        Err(self.argument(operation, argument, slice.held(), limit))
     }
 
     pub(crate) fn at_least(

@@ -113,7 +113,7 @@ impl<B: Backend> Lane<B> {
         }
         let limit = step.row_limit(args.handle.rows());
         let rows = "length of the expert rows in bytes";
-        self.check_rows(operation, rows, &args.expert_rows, limit)?;
+        self.check_received(operation, rows, &args.expert_rows, args.handle, limit)?;
         let most = step.tokens_of(self, args.handle.id());
         self.check_rows(operation, "length of the output in bytes", &args.output, most)
     }

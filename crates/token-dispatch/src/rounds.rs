@@ -78,6 +78,7 @@ impl<B: Backend> Lane<B> {
             return Err(self.argument(operation, "capacity in rows", rows, limit));
         }
         let limit = step.row_limit(args.handle.rows());
-        self.check_rows(operation, "length of the expert rows in bytes", expert_rows, limit)
+        let argument = "length of the expert rows in bytes";
+        self.check_received(operation, argument, expert_rows, args.handle, limit)
     }
 }

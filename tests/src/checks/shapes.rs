@@ -281,6 +281,49 @@ pub fn a_short_output_is_refused<T: TestBackend>() {
     });
 }
 
+/// A combine of rows that grow with another capacity than the handle's is refused: the handle may bring
+/// more rows than there is memory for. So are rows of its own set that are too short for sums.
+pub fn rows_that_may_lack_memory_are_refused<T: TestBackend>() {
+    let case = Case { backward: true, ..Case::new(1).capacity(4) };
+    T::on_ranks(1, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let (program, layer, group) = (rig.program(), rig.layer(0), &rig.group);
+        let (row, most) = (case.sum_bytes(), group.rows().max_rows());
+        let other = graph_ep::RowSet::new(group.context(), group.stream(), "other", 1, 2 * most);
+        let foreign = other.and_then(|set| set.add("foreign", row)).expect("memory").slice();
+        let short = group.rows().add("short", row / 2).expect("memory").slice();
+        for (what, rows) in [("foreign", &foreign), ("short", &short)] {
+            assert!(rows.bytes() >= 4 * row, "{what}: as far as addresses go");
+            let mut accepted = None;
+            // Recorded and given up, so that what is wrongly accepted never runs.
+            let _: Result<_, _> = graph_ep::StepGraph::record(
+                group.dispatcher(),
+                group.stream(),
+                StepOptions::new(),
+                |step| {
+                    program.dispatch(step, 0)?;
+                    let lane = program.lane(0)?;
+                    let combine = graph_ep::Combine {
+                        handle: &layer.handle,
+                        expert_rows: rows.clone(),
+                        output: layer.output.slice(),
+                    };
+                    let backward = graph_ep::token_dispatch::CombineBackward {
+                        handle: &layer.handle,
+                        output_grads: layer.output.slice(),
+                        row_grads: rows.clone(),
+                        expert_rows: None,
+                    };
+                    let combined = lane.combine(step, &combine).is_ok();
+                    accepted = Some((combined, lane.combine_backward(step, &backward).is_ok()));
+                    Err("only looked at".into())
+                },
+            );
+            assert_eq!(accepted, Some((false, false)), "{what} rows were accepted");
+        }
+    });
+}
+
 /// Settings out of range are refused on each rank by itself, before anything is allocated.
 pub fn settings_out_of_range_are_refused<T: TestBackend>() {
     let good = Case::new(2);
