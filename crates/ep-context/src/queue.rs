@@ -55,8 +55,15 @@ impl<'a, B: Backend> Queue<'a, B> {
     }
 
     /// A queue on another stream that takes part in the same work: the body of a loop
-    /// ([`Backend::begin_while`]), or a branch ([`Backend::order`]).
-    pub fn with_stream(&self, stream: B::Stream) -> Self {
+    /// ([`Backend::begin_while`]), or a branch ([`Backend::order`]). Where work may use memory for as long
+    /// as it likes, `'a` being `'static`, [`Queue::direct`] does the same for any stream.
+    ///
+    /// # Safety
+    ///
+    /// Work queued here runs only while `'a` lasts: unless that is `'static`, `stream` takes part in the
+    /// recording of this queue, and for as long as the new queue is used it is a body that is open or a
+    /// branch that was not joined, or takes nothing.
+    pub unsafe fn with_stream(&self, stream: B::Stream) -> Self {
         Self { backend: self.backend.clone(), stream, _lifetime: PhantomData }
     }
 

@@ -304,7 +304,9 @@ impl<'a, B: Backend> Step<'a, B> {
         let backend = self.queue.backend().clone();
         let outer = self.queue.stream().clone();
         let inner = backend.begin_while(&outer, condition).map_err(DispatchError::from)?;
-        let queue = self.queue.with_stream(inner.clone());
+        // SAFETY: the body was just begun in the recording of the step's queue, and takes nothing once
+        // it has ended.
+        let queue = unsafe { self.queue.with_stream(inner.clone()) };
         let before = std::mem::replace(&mut self.queue, queue);
         let was_in_loop = std::mem::replace(&mut self.in_loop, true);
         // Should the body fail or panic, the whole recording is abandoned, this loop with it.

@@ -155,7 +155,10 @@ impl<'a, B: Backend> Step<'a, B> {
         }
         let backend = self.queue.backend();
         backend.order(self.queue.stream(), stream).map_err(DispatchError::from)?;
-        let queue = self.queue.with_stream(stream.clone());
+        // SAFETY: the stream was just ordered behind the step's own. So it is a branch of the recording
+        // if that records, as the queue of any `'a` but `'static` does; the queue is given up when `body`
+        // returns, and `join` is refused until then.
+        let queue = unsafe { self.queue.with_stream(stream.clone()) };
         let id = self.branches.fork(stream);
         let own = std::mem::replace(&mut self.queue, queue);
         self.branches.current = Some(id);

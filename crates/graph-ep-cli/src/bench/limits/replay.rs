@@ -287,7 +287,7 @@ fn repeat<B: Backend>(
     };
     launch(queue, trips.into())?;
     let body = backend.begin_while(stream, condition)?;
-    launch(&queue.with_stream(body.clone()), 0)?;
+    launch(&Queue::direct(backend, &body), 0)?;
     backend.end_while(stream, body)
 }
 
