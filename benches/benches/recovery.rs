@@ -59,7 +59,8 @@ fn take_back(backend: &HostBackend, runner: &mut StepRunner<HostBackend>) -> Res
     runner.invalidate();
     let direct = Queue::direct(backend, runner.stream());
     if runner.rows().capacity() > SMALL {
-        runner.rows().plan(SMALL)?.commit(&direct)?;
+        // SAFETY: all steps are the runner's, and run on its stream.
+        unsafe { runner.rows().plan(SMALL)?.commit(&direct) }?;
     }
     backend.synchronize(runner.stream())?;
     Ok(runner.rows().trim()?)

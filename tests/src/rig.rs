@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use graph_ep::ep_context::{MemoryAccount, RowShape};
+use graph_ep::ep_context::{MemoryAccount, PlannedGrowth, RowShape};
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
     BodyError, Buffer, CaptureError, DType, DispatchError, Error, ExpertParallel,
@@ -187,6 +187,17 @@ impl<T: TestBackend> Rig<T> {
     /// The stream of the group, direct.
     pub fn direct(&self) -> Queue<'static, T::Backend> {
         Queue::direct(self.group.context().backend(), self.group.stream())
+    }
+
+    /// Makes a planned capacity hold before the next step.
+    ///
+    /// # Panics
+    ///
+    /// If the stream has failed.
+    pub fn commit(&self, growth: PlannedGrowth<T::Backend>) {
+        // SAFETY: steps of the case run on the stream of the group, or on one that streams or the host
+        // have ordered with it.
+        unsafe { growth.commit(&self.direct()) }.expect("the stream is alive");
     }
 
     /// What a step does: all layers of the case.

@@ -115,11 +115,12 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<B: Backend> RowSet<B> {
     /// A set without buffers. `capacity` rows are mapped for each buffer that is added, and addresses
-    /// for `max_rows` reserved. Allocates a few device words.
+    /// for `max_rows` reserved. Allocates a few device words, writes them on `stream` and waits for it.
     ///
     /// # Errors
     ///
-    /// [`BackendError::Invalid`] if `capacity` is above `max_rows`; [`BackendError::OutOfMemory`].
+    /// [`BackendError::Invalid`] if `capacity` is above `max_rows`; [`BackendError::OutOfMemory`];
+    /// [`BackendError::Recording`] while `stream` records; the failure of earlier work on it.
     pub fn new(
         context: &EpContext<B>,
         stream: &B::Stream,
@@ -153,7 +154,9 @@ impl<B: Backend> RowSet<B> {
                 }),
             }),
         };
-        set.publish(&Queue::direct(context.backend(), stream), set.shape())?;
+        // SAFETY: nobody knows the words yet, and they are written when this returns.
+        unsafe { set.publish(&Queue::direct(context.backend(), stream), set.shape()) }?;
+        context.backend().synchronize(stream)?;
         Ok(set)
     }
 
@@ -322,10 +325,18 @@ impl<B: Backend> RowSet<B> {
         Ok(())
     }
 
-    fn publish(&self, queue: &Queue<'static, B>, shape: RowShape) -> Result<(), BackendError> {
+    /// Writes the words of the shape in the order of `queue`.
+    ///
+    /// # Safety
+    ///
+    /// Work that reads them is ordered with this.
+    unsafe fn publish(
+        &self,
+        queue: &Queue<'static, B>,
+        shape: RowShape,
+    ) -> Result<(), BackendError> {
         let words = ShapeWords { capacity: shape.rows, reserved: 0, generation: shape.generation };
-        // SAFETY: the words are read by kernels of the same stream only, or of streams that the caller
-        // has ordered with it, as commit demands.
+        // SAFETY: the caller's promise; nothing but this writes the words.
         unsafe { queue.upload(&self.inner.shape_words.slice(), bytemuck::bytes_of(&words)) }
     }
 
@@ -480,8 +491,16 @@ impl<B: Backend> PlannedGrowth<B> {
     /// # Errors
     ///
     /// What the backend reports; the capacity then stays as it was and the memory mapped.
-    pub fn commit(mut self, queue: &Queue<'static, B>) -> Result<(), BackendError> {
-        self.set.publish(queue, self.shape)?;
+    ///
+    /// # Safety
+    ///
+    /// Work that reads the capacity or the generation on the device is ordered with `queue`, before this
+    /// or behind it: it runs on the same stream, or on one that [`Backend::order`] or the host has ordered
+    /// with it. That is every step which receives into the set, and every replay of one. Work at the
+    /// same time may read either capacity, and with the larger one touch rows that a trim has unmapped.
+    pub unsafe fn commit(mut self, queue: &Queue<'static, B>) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.set.publish(queue, self.shape) }?;
         let mut state = self.set.lock();
         state.capacity = self.shape.rows;
         state.generation = self.shape.generation;

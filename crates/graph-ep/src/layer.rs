@@ -231,7 +231,8 @@ impl<B: Backend> ExpertParallel<B> {
     /// // The engine launches a graph that is stale: the step says so, and the group goes on.
     /// let rows = ep.rows();
     /// let direct = graph_ep::Queue::direct(engine, stream);
-    /// rows.plan(rows.max_rows())?.commit(&direct)?;
+    /// // SAFETY: the graph is launched on this stream, and nothing else uses the rows.
+    /// unsafe { rows.plan(rows.max_rows())?.commit(&direct) }?;
     /// engine.replay(stream, &graph)?;
     /// let told = ep.dispatcher().records().wait(step.replayed());
     /// assert!(matches!(told, Err(graph_ep::DispatchError::StaleGraph { recorded: 1, now: 2, .. })));

@@ -88,7 +88,8 @@ struct Tally {
 
 impl<B: Backend> StepRunner<B> {
     /// A runner of `body` on `stream`, whose dispatches receive into `rows`. Nothing is recorded yet.
-    /// Collective: settings that decide what ranks do together are compared.
+    /// Collective: settings that decide what ranks do together are compared. The capacity of `rows`
+    /// changes in the order of `stream`, with which other steps that receive into it are to be ordered.
     ///
     /// # Errors
     ///
@@ -375,7 +376,9 @@ impl<B: Backend> StepRunner<B> {
             }
         };
         let direct = Queue::direct(self.dispatcher.context().backend(), &self.stream);
-        growth.commit(&direct)?;
+        // SAFETY: steps of this runner run in the order of its stream, and others that receive into its
+        // rows are ordered with it.
+        unsafe { growth.commit(&direct) }?;
         tally.times.growing += started.elapsed();
         tally.growths += u32::from(wanted > capacity);
         if self.shaped_by_capacity() {

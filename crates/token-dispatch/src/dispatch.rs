@@ -417,7 +417,9 @@ impl<B: Backend> Lane<B> {
             Err(DispatchError::EagerLimit { rank, required, limit })
         } else {
             rows.plan(window.required)
-                .and_then(|growth| growth.commit(&direct))
+                // SAFETY: the queue is the step's, or that of the branch to which the set belongs until it
+                // is joined; other steps that receive into it are ordered with this one.
+                .and_then(|growth| unsafe { growth.commit(&direct) })
                 .map_err(DispatchError::from)
         };
         if grown.is_err() {

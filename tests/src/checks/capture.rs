@@ -126,7 +126,7 @@ pub fn growth_makes_a_graph_shaped_by_capacity_stale<T: TestBackend>() {
         let rows = rig.group.rows();
         let growth = rows.plan(rows.max_rows() - 4 * rig.rank() as u32).expect("it is reserved");
         graph.check_current().expect("a plan changes nothing");
-        growth.commit(&rig.direct()).expect("the stream is alive");
+        rig.commit(growth);
         match graph.replay(rig.group.stream()) {
             Err(CaptureError::Stale { rank, recorded, now }) => {
                 assert_eq!(
@@ -153,7 +153,7 @@ pub fn growth_leaves_a_device_counted_graph_current<T: TestBackend>() {
         let before = rig.replay(&graph, 0);
         assert_eq!(before.record.delivered, 0);
         let growth = rig.group.rows().plan(rig.group.rows().max_rows()).expect("it is reserved");
-        growth.commit(&rig.direct()).expect("the stream is alive");
+        rig.commit(growth);
         rig.replay(&graph, 0)
     });
 }
@@ -170,7 +170,7 @@ pub fn a_graph_for_a_plan_is_current_once_it_holds<T: TestBackend>() {
         let committed = rows.plan(24).expect("it is reserved");
         let for_committed = rig.record(StepOptions::new()).expect("it can be recorded");
         for_committed.check_current().expect_err("not yet");
-        committed.commit(&rig.direct()).expect("the stream is alive");
+        rig.commit(committed);
         for_cancelled.check_current().expect_err("that plan was cancelled");
         assert_eq!(rows.capacity(), 24);
         rig.replay(&for_committed, 0)

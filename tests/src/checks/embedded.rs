@@ -145,7 +145,7 @@ pub fn stale_replays_are_told_to_all_ranks<T: TestBackend>() {
                 // Fewer rows, and then as many as before: the generation tells them apart.
                 for rows in [4, first.record.capacity] {
                     let change = rig.group.rows().plan(rows).expect("it is reserved");
-                    change.commit(&rig.direct()).expect("the stream is alive");
+                    rig.commit(change);
                 }
                 match embedded.replay(|| panic!("a stale graph is launched")) {
                     Err(CaptureError::Stale { .. }) => {}
@@ -184,7 +184,7 @@ pub fn stale_rounds_are_told_to_all_ranks<T: TestBackend>() {
         let embedded = graphs.embed(&rig, in_rounds);
         let change = rig.group.rows().plan(12).expect("it is reserved");
         if rig.rank() == 0 {
-            change.commit(&rig.direct()).expect("the stream is alive");
+            rig.commit(change);
         } else {
             change.cancel();
         }
@@ -210,7 +210,7 @@ pub fn steps_behind_a_stale_one_drain<T: TestBackend>() {
         let embedded = graphs.embed(&rig, options);
         if rig.rank() == last {
             let change = rig.group.rows().plan(8).expect("it is reserved");
-            change.commit(&rig.direct()).expect("the stream is alive");
+            rig.commit(change);
         }
         rig.meet("all have captured");
         rig.write(0);
@@ -228,7 +228,7 @@ pub fn steps_behind_a_stale_one_drain<T: TestBackend>() {
         rig.group.dispatcher().resume(&rig.direct()).expect("the stream is alive");
         let most = rig.group.rows().max_rows();
         let change = rig.group.rows().plan(most).expect("it is reserved");
-        change.commit(&rig.direct()).expect("the stream is alive");
+        rig.commit(change);
         graphs.clear();
         let embedded = graphs.embed(&rig, options);
         rig.meet("all have captured again");
@@ -246,7 +246,7 @@ pub fn device_counted_steps_stay_current<T: TestBackend>() {
         let mut graphs = Graphs::of(&rig);
         let embedded = graphs.embed(&rig, options);
         let growth = rig.group.rows().plan(rig.group.rows().max_rows()).expect("it is reserved");
-        growth.commit(&rig.direct()).expect("the stream is alive");
+        rig.commit(growth);
         rig.meet("all have captured");
         replay(&rig, &graphs, &embedded, 0)
     });
@@ -398,7 +398,7 @@ pub fn part_of_a_step_is_in_no_graph<T: TestBackend>() {
         };
         let mut pieces = graphs.capture(begin).expect("it can be begun");
         let change = rows.plan(rows.max_rows()).expect("it is reserved");
-        change.commit(&rig.direct()).expect("the stream is alive");
+        rig.commit(change);
         let (error, ended) = graphs
             .capture(|stream| pieces.record(stream, |step| program.dispatch(step, 0)))
             .expect_err("the capacity has changed");

@@ -35,7 +35,7 @@ pub fn steps_behind_an_over_budget_one_drain<T: TestBackend>() {
             assert_eq!((drained.invalid_ids, drained.repeated_ids), (0, 0));
         }
         let growth = rows.plan(rows.max_rows()).expect("it is reserved");
-        growth.commit(&rig.direct()).expect("the stream is alive");
+        rig.commit(growth);
         let (graph, _) = graph.record_again(stream, rig.body()).expect("it can be recorded");
         rig.group.dispatcher().resume(&rig.direct()).expect("the stream is alive");
         vec![rig.replay(&graph, 0), rig.replay(&graph, 1), rig.run(2, StepMode::Static)]

@@ -250,7 +250,7 @@ fn obey<T: TestBackend<Rendezvous = ThreadRendezvous>>(
             if ranks >> rank & 1 == 1 {
                 let planned = alive.rig.group.rows().plan(rows).map_err(|error| refused(&error))?;
                 match commit {
-                    true => planned.commit(&alive.rig.direct()).expect("the stream is alive"),
+                    true => alive.rig.commit(planned),
                     false => planned.cancel(),
                 }
             }

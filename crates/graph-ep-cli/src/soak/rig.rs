@@ -193,7 +193,8 @@ impl<B: Backend> Rig<B> {
         let initial = self.program.sizes.capacity_rows();
         if rows.capacity() != initial {
             let queue = Queue::direct(self.group.context().backend(), self.group.stream());
-            rows.plan(initial)?.commit(&queue)?;
+            // SAFETY: all steps run on the stream of the group, or on branches of it.
+            unsafe { rows.plan(initial)?.commit(&queue) }?;
             self.settle()?;
             if let Err(error) = rows.trim() {
                 tracing::debug!(%error, "rows stay mapped for now");

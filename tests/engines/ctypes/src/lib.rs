@@ -374,9 +374,9 @@ pub unsafe extern "C" fn gep_set_capacity(rank: *const Rank, rows: u32) -> i32 {
     // SAFETY: the caller's promise.
     let rank = unsafe { &*rank };
     let direct = Queue::direct(rank.group.context().backend(), &rank.stream);
-    code(
-        rank.group.rows().plan(rows).and_then(|change| change.commit(&direct)).map_err(Error::from),
-    )
+    let planned = rank.group.rows().plan(rows);
+    // SAFETY: the engine launches its graphs on this stream alone.
+    code(planned.and_then(|change| unsafe { change.commit(&direct) }).map_err(Error::from))
 }
 
 /// Whether the rows are pushed.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use graph_ep::ep_context::cuda::{CallTime, clock_calls};
-use graph_ep::{Backend, RowSet};
+use graph_ep::{Backend, BackendError, RowSet};
 
 use super::error::OpError;
 use super::part::Part;
@@ -23,14 +23,14 @@ pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpEr
     let (samples, _) = part.sample(|_| {
         part.meet("growing")?;
         let begin = Instant::now();
-        let (grown, calls) = clock_calls(|| set.plan(few + more)?.commit(&part.queue()));
+        let (grown, calls) = clock_calls(|| grow(part, &set, few + more));
         grown?;
         let us = begin.elapsed().as_secs_f64() * 1e6;
         shrink(part, &set, few)?;
         let parts = PARTS.map(|(_, names)| time_of(&calls, names));
         Ok([&[us, us - parts.iter().sum::<f64>()][..], &parts].concat())
     })?;
-    set.plan(few + more)?.commit(&part.queue())?;
+    grow(part, &set, few + more)?;
     // The last row is there, and the device knows it.
     let end = row * (few + more) as usize;
     let last = rows.slice().get(end - row..end);
@@ -81,6 +81,12 @@ pub(super) fn time_of(calls: &[CallTime], names: &[&str]) -> f64 {
     named.map(|time| time.time.as_secs_f64() * 1e6).sum()
 }
 
+/// Changes the capacity of `set` to `rows` rows.
+fn grow<B: Backend>(part: &Part<'_, B>, set: &RowSet<B>, rows: u32) -> Result<(), BackendError> {
+    // SAFETY: sets of the bench are used on the stream of the group alone.
+    unsafe { set.plan(rows)?.commit(&part.queue()) }
+}
+
 /// Lowers the capacity of `set` to `rows` and unmaps what is behind. The ranks meet before and after,
 /// since that may wait for a device. Collective.
 pub(super) fn shrink<B: Backend>(
@@ -90,7 +96,7 @@ pub(super) fn shrink<B: Backend>(
 ) -> Result<(), OpError> {
     part.backend().synchronize(part.stream())?;
     part.meet("shrinking")?;
-    set.plan(rows)?.commit(&part.queue())?;
+    grow(part, set, rows)?;
     part.backend().synchronize(part.stream())?;
     set.trim()?;
     part.meet("shrunk")
