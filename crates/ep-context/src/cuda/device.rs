@@ -228,7 +228,7 @@ impl Device {
     /// for a device on which a rank spins.
     fn warm_up(&self) -> Result<(), BackendError> {
         const BYTES: usize = 1 << 16;
-        self.enter(|driver| {
+        self.enter_beside_recordings(|driver| {
             // SAFETY: the place is valid.
             let address = ask(|address| unsafe { driver.cuMemAlloc_v2(address, BYTES) })?;
             let touch = || -> Result<(), DriverError> {

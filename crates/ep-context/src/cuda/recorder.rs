@@ -14,7 +14,7 @@ use std::thread::{self, ThreadId};
 use cudarc::driver::sys;
 
 use super::conditional::{LoopCondition, OpenBody};
-use super::device::{Device, recording_begins, recording_ends};
+use super::device::{Device, beside_recordings, recording_begins, recording_ends};
 use super::driver::{Driver, DriverError, GraphHandle, StreamHandle, ask_handle};
 use super::graph::{CudaRecording, Graph};
 use super::graveyard::Grave;
@@ -118,11 +118,15 @@ impl Recorder {
 
     fn make_spare(&mut self, driver: &Driver) -> Result<(), DriverError> {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        while self.spare.len() < MAX_DEPTH {
-            // SAFETY: the place is valid.
-            self.spare.push(ask_handle(|place| unsafe { driver.cuStreamCreate(place, flags) })?);
-        }
-        Ok(())
+        beside_recordings(driver, || {
+            while self.spare.len() < MAX_DEPTH {
+                let made =
+                    // SAFETY: the place is valid.
+                    ask_handle(|place| unsafe { driver.cuStreamCreate(place, flags) })?;
+                self.spare.push(made);
+            }
+            Ok(())
+        })?
     }
 
     fn return_streams(&mut self) {
