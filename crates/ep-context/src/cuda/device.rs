@@ -22,6 +22,8 @@ use crate::keepsake::reclaim;
 thread_local! {
     /// Recordings that the calling thread has open, on whatever device.
     static RECORDINGS: Cell<usize> = const { Cell::new(0) };
+    /// Whether the calling thread collects, on whatever device.
+    static COLLECTS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the calling thread records.
@@ -36,6 +38,24 @@ pub(super) fn recording_begins() {
 
 pub(super) fn recording_ends() {
     let _ = RECORDINGS.try_with(|open| open.set(open.get().saturating_sub(1)));
+}
+
+/// A thread's turn to collect.
+struct Collecting;
+
+impl Collecting {
+    /// `None` on a thread that collects already, in a destructor of what it gives back: that finds the
+    /// rest as well, and must not wait for itself.
+    fn begin() -> Option<Self> {
+        let collects = COLLECTS.try_with(|collects| collects.replace(true)).unwrap_or(true);
+        (!collects).then_some(Self)
+    }
+}
+
+impl Drop for Collecting {
+    fn drop(&mut self) {
+        let _ = COLLECTS.try_with(|collects| collects.set(false));
+    }
 }
 
 /// Makes calls that concern no recording: neither one of this thread nor, in the mode that forbids
@@ -168,6 +188,9 @@ pub(super) struct Device {
     streams: Mutex<Vec<Weak<StreamInner>>>,
     events: Mutex<Vec<EventHandle>>,
     bodies: Mutex<Vec<StreamHandle>>,
+    /// Held by the thread that collects: another waits until what was dropped is given back, rather
+    /// than find nothing to give back and run out of memory for it.
+    collects: Mutex<()>,
 }
 
 static DEVICES: Mutex<BTreeMap<u32, Arc<Device>>> = Mutex::new(BTreeMap::new());
@@ -219,6 +242,7 @@ impl Device {
             streams: Mutex::default(),
             events: Mutex::default(),
             bodies: Mutex::default(),
+            collects: Mutex::default(),
         };
         device.service = device.create_stream()?;
         Ok(device)
@@ -371,14 +395,17 @@ impl Device {
         lock(&self.bodies).push(stream);
     }
 
-    /// Gives back to the driver what was dropped, and releases what finished work held. Does nothing
-    /// on a thread that records.
+    /// Gives back to the driver what was dropped, and releases what finished work held; what was dropped
+    /// before is given back when this returns, also if another thread does it. Does nothing on a thread
+    /// that records, nor in a destructor that this runs.
     pub(super) fn collect(&self) -> Result<(), BackendError> {
         self.enter(|driver| {
             self.graveyard.end_orphaned_recordings(driver);
             if thread_records() {
                 return Ok(());
             }
+            let Some(_turn) = Collecting::begin() else { return Ok(()) };
+            let _alone = lock(&self.collects);
             let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
             Ok(beside_recordings(driver, || {
                 for stream in streams {

@@ -49,9 +49,13 @@ impl Graveyard {
         lock(&self.graves).len()
     }
 
-    /// Ends what streams recorded that this thread dropped while they did.
+    /// Ends what streams recorded that this thread dropped while they did. All else stays where a thread
+    /// that gives back finds it.
     pub(super) fn end_orphaned_recordings(&self, driver: &Driver) {
-        let mut graves = mem::take(&mut *lock(&self.graves));
+        let records =
+            |grave: &mut Grave| matches!(grave, Grave::Stream(remains) if remains.is_recording());
+        // Ending one buries its graph.
+        let mut graves: Vec<_> = lock(&self.graves).extract_if(.., records).collect();
         for grave in &graves {
             if let Grave::Stream(remains) = grave {
                 remains.end_recording(driver);
@@ -61,7 +65,8 @@ impl Graveyard {
     }
 
     /// Gives back what can be: everything but streams whose work still runs. The context is current
-    /// and the calling thread does not record.
+    /// and the calling thread does not record; one thread at a time does this, since others would not
+    /// find what it has in hand.
     pub(super) fn clear(&self, device: &Device, driver: &Driver) {
         let mut waiting = Vec::new();
         // What a stream's work used may be buried in turn when the stream goes.

@@ -168,8 +168,9 @@ impl CudaBackend {
     }
 
     /// Gives back to the driver what was dropped, on all ranks of this process on the device, and
-    /// releases what finished work held. May wait for the device; does nothing on a thread that
-    /// records, but for ending what it recorded on streams that are gone.
+    /// releases what finished work held. May wait for the device, and for another thread that does this;
+    /// does nothing on a thread that records, but for ending what it recorded on streams that are gone.
+    /// Destructors of what was retained run here, and must not wait for another thread's.
     ///
     /// # Errors
     ///

@@ -23,6 +23,11 @@ impl Remains {
         Self { handle, borrowed: false, state: State::default() }
     }
 
+    /// Whether the stream still records.
+    pub(super) fn is_recording(&self) -> bool {
+        self.state.part.recording().is_some()
+    }
+
     /// Ends the recording that the stream was dropped with, if it is one of this thread.
     pub(super) fn end_recording(&self, driver: &Driver) {
         if let Some(recorder) = self.state.part.take_own(Recorder::is_of_this_thread) {
@@ -33,7 +38,7 @@ impl Remains {
     /// Destroys the stream and releases what its work used, or returns itself if that still runs. The
     /// context is current and the thread does not record.
     pub(super) fn settle(mut self, device: &Device, driver: &Driver) -> Option<Self> {
-        if self.state.part.recording().is_some() {
+        if self.is_recording() {
             // Only its thread can end it, and only on the stream that began it.
             return Some(self);
         }
