@@ -431,6 +431,33 @@ fn refused<T: TestBackend<Backend = CudaBackend>>() {
                 program.dispatch(step, 0)
             });
         assert!(matches!(ended, Err(CaptureError::Body { .. })), "{ended:?}");
+        // One that is begun in its place takes nothing of the step either.
+        backend.begin_recording(rig.group.stream()).expect("the stream runs");
+        // SAFETY: recorded, and never replayed.
+        unsafe {
+            rig.direct().copy(&word.get(0..2).expect("short"), &word.get(2..4).expect("short"))
+        }
+        .expect("recorded");
+        let small = backend.end_recording(rig.group.stream()).expect("it is whole");
+        let small = backend.instantiate(small).expect("it has no loops");
+        theirs.begin_capture(other.mode).expect("the stream runs again");
+        let replaced =
+            rig.group.embed(&other.ours, StepOptions::new(), |step| -> Result<(), BodyError> {
+                let stream = step.queue().stream().clone();
+                let condition = backend.condition(&stream)?;
+                drop(theirs.end_capture(Flags(0)));
+                theirs.begin_capture(other.mode).expect("the stream runs again");
+                for refused in [
+                    backend.condition(&stream).map(drop),
+                    backend.begin_while(&stream, condition).map(drop),
+                    backend.replay(&stream, &small),
+                ] {
+                    assert!(reason(refused).contains("has ended"));
+                }
+                program.dispatch(step, 0)
+            });
+        assert!(matches!(replaced, Err(CaptureError::Body { .. })), "{replaced:?}");
+        theirs.end_capture(Flags(0)).expect("nobody has touched it");
         engine.replay(&rig, &embedded, 0)
     });
     StepOracle::new(&case, 0, Some(&[8])).check_outputs("after the refusals", &runs);

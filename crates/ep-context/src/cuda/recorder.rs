@@ -220,6 +220,7 @@ impl Recorder {
                 "the graph has loops, and the driver nests only those without",
             ));
         }
+        self.check_capture(driver, stream, NAME)?;
         let at = position(driver, stream)?;
         let mut node = ptr::null_mut();
         // SAFETY: the dependencies are those that the driver has just named; the child is copied.

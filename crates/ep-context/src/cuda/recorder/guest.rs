@@ -121,8 +121,8 @@ impl Recorder {
         self.guest.is_some()
     }
 
-    /// Fails where the owner of a capture has ended it meanwhile: what is queued then would run. `stream`
-    /// is the one that the operation is for.
+    /// Fails where the owner of a capture has ended it meanwhile: what is queued then would run, or
+    /// become part of another that was begun in its place. `stream` is the one that the operation is for.
     pub(in crate::cuda) fn check_capture(
         &self,
         driver: &Driver,
@@ -130,10 +130,8 @@ impl Recorder {
         operation: &'static str,
     ) -> Result<(), BackendError> {
         let Capture::Foreign(capture) = self.capture else { return Ok(()) };
-        if !self.bodies.is_empty() {
-            // Bodies are captures of their own.
-            return Ok(());
-        }
+        // Bodies are captures of their own, whose graphs belong to that of the stream that began it.
+        let stream = if self.bodies.is_empty() { stream } else { self.stream };
         match position(driver, stream) {
             Ok(at) if at.capture == capture => Ok(()),
             Ok(_) => Err(refused(operation, "the recording that it belongs to has ended")),

@@ -16,7 +16,9 @@ impl Recorder {
         driver: &Driver,
         body: Option<ScopeId>,
     ) -> Result<Condition, BackendError> {
-        let stream = self.target(body, "condition")?;
+        const NAME: &str = "condition";
+        let stream = self.target(body, NAME)?;
+        self.check_capture(driver, stream, NAME)?;
         let position = position(driver, stream)?;
         let handle = conditional::create_condition(driver, position.graph, self.device.context)?;
         self.conditions.push(LoopCondition { handle, scope: body, used: false });
@@ -32,6 +34,7 @@ impl Recorder {
     ) -> Result<BodyStream, BackendError> {
         const NAME: &str = "begin_while";
         let stream = self.target(body, NAME)?;
+        self.check_capture(driver, stream, NAME)?;
         let known = self.conditions.iter().position(|known| known.handle == condition.0);
         let Some(known) = known else {
             return Err(refused(NAME, "the condition belongs to another recording"));
@@ -89,6 +92,7 @@ impl Recorder {
         if outer != depth.checked_sub(2).map(|parent| self.bodies[parent].id) {
             return Err(refused(NAME, "the loop was not begun on this stream"));
         }
+        self.check_capture(driver, open.stream, NAME)?;
         if position(driver, open.stream)?.count == 0 {
             return Err(refused(NAME, "the body is empty, so nothing in it could end the loop"));
         }
