@@ -163,6 +163,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
 
     use super::*;
+    use crate::rendezvous::RendezvousError;
 
     const TORCHRUN: [(&str, &str); 5] = [
         ("RANK", "3"),
@@ -238,7 +239,7 @@ mod tests {
         let store = ("TORCHELASTIC_USE_AGENT_STORE", "1");
         assert!(text(&[store, ("MASTER_PORT", "65535")]).contains("set GRAPH_EP_PORT"));
         let error = read(&[("RANK", "8")]).expect_err("outside");
-        let outside = TcpError::Rank { rank: Rank(8), world: 8 }.to_string();
+        let outside = RendezvousError::Rank { rank: Rank(8), world: 8 }.to_string();
         assert_eq!(std::error::Error::source(&error).expect("a cause").to_string(), outside);
         let error = Environment::from_lookup(|_| Some(OsString::from_vec(vec![0xff])));
         let text = error.expect_err("no text").to_string();

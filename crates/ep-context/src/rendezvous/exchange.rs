@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{MAX_PAYLOAD, MAX_WORLD, Rendezvous, RendezvousError};
+use super::{MAX_PAYLOAD, Rendezvous, RendezvousError, check_place};
 use crate::Rank;
 
 /// How long a rank that gives up waits for the others to be told.
@@ -56,8 +56,9 @@ fn as_bytes<S: Serializer>(bytes: &&[u8], serializer: S) -> Result<S::Ok, S::Err
 /// One rank of a group whose messages an [`Exchange`] carries.
 ///
 /// That a rank has died is for the exchange to report, or else its deadline: dropping this value
-/// tells the others nothing, and an abort takes part in the call in which they wait, or in their
-/// next one, for which it blocks five seconds at most.
+/// tells the others nothing. An abort takes part in the call in which they wait, or in their next one:
+/// it waits for a call of another thread of this rank, which ends within its own deadline, and then
+/// blocks for five seconds at most.
 pub struct ExchangeRendezvous<E> {
     rank: Rank,
     world: usize,
@@ -71,11 +72,10 @@ impl<E: Exchange> ExchangeRendezvous<E> {
     ///
     /// # Errors
     ///
-    /// [`RendezvousError::World`] if `world` is zero, above [`MAX_WORLD`], or does not hold `rank`.
+    /// [`RendezvousError::World`] if `world` is zero or above [`MAX_WORLD`](super::MAX_WORLD),
+    /// [`RendezvousError::Rank`] if `rank` is outside the group.
     pub fn new(rank: Rank, world: usize, exchange: E) -> Result<Self, RendezvousError> {
-        if world == 0 || world > MAX_WORLD || rank.index() >= world {
-            return Err(RendezvousError::World { world });
-        }
+        check_place(rank, world)?;
         Ok(Self { rank, world, exchange, failure: Mutex::new(None) })
     }
 
@@ -230,7 +230,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::rendezvous::{ThreadGroup, ThreadRendezvous};
+    use crate::rendezvous::{MAX_WORLD, ThreadGroup, ThreadRendezvous};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -348,9 +348,23 @@ mod tests {
         let other = postcard::to_allocvec(&other).expect("written");
         let text = error(Ok(vec![other, mine]));
         assert!(text.contains("has not returned what it was given"), "{text}");
-        for (rank, world) in [(0, 0), (2, 2), (0, MAX_WORLD + 1)] {
-            let refused = ExchangeRendezvous::new(Rank(rank), world, Broken(Ok(vec![])));
-            assert!(matches!(refused, Err(RendezvousError::World { .. })));
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_refused_with_what_is_wrong() {
+        let refused = |rank, world| {
+            let place = ExchangeRendezvous::new(Rank(rank), world, Broken(Ok(vec![])));
+            place.map(drop).expect_err("there is no such place").to_string()
+        };
+        for world in [0, MAX_WORLD + 1] {
+            let text =
+                format!("a group of {world} ranks: the number of ranks is outside 1 to 1024");
+            assert_eq!(refused(0, world), text);
+            assert_eq!(refused(u32::MAX, world), text);
+        }
+        for rank in [4, 7] {
+            let text = "of a group of 4 ranks: ranks count from 0 to one less than that";
+            assert_eq!(refused(rank, 4), format!("rank {rank} {text}"));
         }
     }
 }

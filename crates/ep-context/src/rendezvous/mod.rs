@@ -99,6 +99,14 @@ pub enum RendezvousError {
         /// The number of ranks asked for.
         world: usize,
     },
+    /// The group has no such rank.
+    #[error("{rank} of a group of {world} ranks: ranks count from 0 to one less than that")]
+    Rank {
+        /// The rank asked for.
+        rank: Rank,
+        /// The number of ranks.
+        world: usize,
+    },
     /// Ranks did not come in time.
     #[error("{purpose}: {} did not come within {deadline:?}", Ranks(missing))]
     Deadline {
@@ -245,6 +253,17 @@ pub enum RendezvousError {
         /// What the exchange reported.
         source: Arc<dyn Error + Send + Sync>,
     },
+}
+
+/// Fails where a group of `world` ranks cannot be made, or has no `rank`.
+fn check_place(rank: Rank, world: usize) -> Result<(), RendezvousError> {
+    if world == 0 || world > MAX_WORLD {
+        return Err(RendezvousError::World { world });
+    }
+    if rank.index() >= world {
+        return Err(RendezvousError::Rank { rank, world });
+    }
+    Ok(())
 }
 
 /// A list of ranks, as errors print it.

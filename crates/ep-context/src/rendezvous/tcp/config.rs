@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
-use super::super::{MAX_WORLD, RendezvousError};
+use super::super::check_place;
 use super::error::TcpError;
 use super::proof::Token;
 use crate::Rank;
@@ -30,20 +30,16 @@ impl TcpConfig {
     ///
     /// # Errors
     ///
-    /// [`RendezvousError::World`] if `world` is zero or above [`MAX_WORLD`], [`TcpError::Rank`] if
-    /// `rank` is outside the group, [`TcpError::NoPort`] if there is no port, or it is zero.
+    /// A [`RendezvousError`](super::super::RendezvousError): `World` if `world` is zero or above
+    /// [`MAX_WORLD`](super::super::MAX_WORLD), `Rank` if `rank` is outside the group.
+    /// [`TcpError::NoPort`] if there is no port, or it is zero.
     pub fn new(
         rank: Rank,
         world: usize,
         host: impl Into<String>,
         ports: impl IntoIterator<Item = u16>,
     ) -> Result<Self, TcpError> {
-        if world == 0 || world > MAX_WORLD {
-            return Err(RendezvousError::World { world }.into());
-        }
-        if rank.index() >= world {
-            return Err(TcpError::Rank { rank, world });
-        }
+        check_place(rank, world)?;
         let ports: Vec<u16> = ports.into_iter().collect();
         if ports.is_empty() || ports.contains(&0) {
             return Err(TcpError::NoPort);
@@ -157,6 +153,7 @@ pub(super) enum Unusable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::{MAX_WORLD, RendezvousError};
 
     fn config(host: &str) -> TcpConfig {
         TcpConfig::new(Rank(1), 2, host, [4000, 4001]).expect("a configuration")
@@ -215,7 +212,10 @@ mod tests {
             Err(TcpError::Rendezvous(RendezvousError::World { .. }))
         ));
         assert!(matches!(new(0, MAX_WORLD + 1, &[1]), Err(TcpError::Rendezvous(_))));
-        assert!(matches!(new(2, 2, &[1]), Err(TcpError::Rank { rank: Rank(2), world: 2 })));
+        assert!(matches!(
+            new(2, 2, &[1]),
+            Err(TcpError::Rendezvous(RendezvousError::Rank { rank: Rank(2), world: 2 }))
+        ));
         assert!(matches!(new(0, 2, &[]), Err(TcpError::NoPort)));
         assert!(matches!(new(0, 2, &[1, 0]), Err(TcpError::NoPort)));
         let group = "g".repeat(GROUP_LIMIT);

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::super::RendezvousError;
-use crate::Rank;
 
 /// Why a rank could not join a group over TCP.
 #[derive(Debug, thiserror::Error)]
@@ -14,14 +13,6 @@ pub enum TcpError {
     /// The ranks did not come together.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    /// The group has no such rank.
-    #[error("{rank} of a group of {world} ranks: ranks count from 0 to one less than that")]
-    Rank {
-        /// The rank asked for.
-        rank: Rank,
-        /// The number of ranks.
-        world: usize,
-    },
     /// The group's name is too long.
     #[error("the group's name has {bytes} bytes, more than the {limit} allowed")]
     Group {

@@ -111,7 +111,7 @@ fn attempt(config: &TcpConfig, address: SocketAddr, until: Until) -> Result<Join
     let mut place = Place {
         address,
         joined: Joined { fd: stream.into(), inbox: Inbox::default() },
-        // However slow, an honest listener has what remains once it has been found to be one.
+        // How long a listener may take to show that it is rank 0: behind an address may be anything.
         until: Until::after(patience),
     };
     place.say(&hello)?;
