@@ -428,7 +428,10 @@ pub enum BackendError {
         description: &'static str,
     },
     /// Memory ran out.
-    #[error("out of memory: {what} needs {requested} bytes{}", limit.map_or(String::new(), |l| format!(", of which {l} are available")))]
+    #[error(
+        "out of memory: {what} needs {requested} bytes{}",
+        limit.map_or(String::new(), |limit| format!(", of which {limit} are available"))
+    )]
     OutOfMemory {
         /// What was being allocated or grown.
         what: String,

@@ -88,8 +88,8 @@ impl Drop for Keeper {
     }
 }
 
-/// Drops what graphs of others kept alive that are gone by now, and returns how many objects that
-/// were. Their destructors run here.
+/// Lets go what graphs of others kept alive that are gone by now, and returns how many objects that
+/// were. Those that nothing else holds are dropped here.
 ///
 /// Backends do this wherever they give back what was dropped, so that nobody has to: for an engine that
 /// wants its memory back at a certain moment. Not for a thread that records by means of its own.

@@ -39,8 +39,8 @@ pub(super) fn create_condition(
     })
 }
 
-/// Appends a loop to what `outer` records, where it stands `at` now, and makes `inner` record its body. Returns the body's
-/// graph, which belongs to the loop.
+/// Appends a loop to what `outer` records, where it stands `at` now, and makes `inner` record its body.
+/// Returns the body's graph, which belongs to the loop.
 pub(super) fn open(
     driver: &Driver,
     context: Handle<sys::CUctx_st>,

@@ -15,8 +15,9 @@ use crate::backend::{BackendError, GrowableMemory};
 /// that is to be given back as finely too.
 const PIECE: usize = 64 << 20;
 
-/// The largest piece of what is mapped behind other memory, for which a step may wait: to map one of 1 GiB takes hardly
-/// longer than one of 64 MiB, and calls of all threads of a process wait for each other.
+/// The largest piece of what is mapped behind other memory, for which a step may wait: to map one of
+/// 1 GiB takes hardly longer than one of 64 MiB, and calls of all threads of a process wait for each
+/// other.
 const LATER_PIECE: usize = 1 << 30;
 
 /// Addresses reserved for the largest size, with memory behind the present one.

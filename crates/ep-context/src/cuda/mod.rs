@@ -17,8 +17,9 @@
 //! on the device, and freeing memory waits for the device. Memory, streams, events and graphs that are
 //! dropped are given back at the next call of the same device that may wait anyway: every allocation
 //! and reservation, [`Backend::import`], [`Backend::stream`], [`Backend::instantiate`],
-//! [`Backend::load`] of a kernel that was not loaded before, and [`CudaBackend::collect`]. None of these gives anything back on a
-//! thread that records. Loaded kernels and the context stay for the life of the process.
+//! [`Backend::load`] of a kernel that was not loaded before, and [`CudaBackend::collect`]. None of
+//! these gives anything back on a thread that records. Loaded kernels and the context stay for the
+//! life of the process.
 //!
 //! Work that is queued holds what it retains until it has run. Nobody is told when that is, so it may
 //! be held longer: until a later operation of the stream finds it finished, the stream is waited for,
@@ -27,10 +28,10 @@
 //! # Recording
 //!
 //! A recording is a capture of the driver in the mode in which other threads may do as they like.
-//! Branches are streams that the capture has spread to, by [`Backend::order`]. It is ended, or abandoned, on the thread that began it; another thread is refused, and the recording
-//! goes on. A stream that is dropped while it records is ended by the next call of that thread that
-//! gives things back. A call that fails may make the driver give the recording up; ending it is an
-//! error then.
+//! Branches are streams that the capture has spread to, by [`Backend::order`]. It is ended, or
+//! abandoned, on the thread that began it; another thread is refused, and the recording goes on. A
+//! stream that is dropped while it records is ended by the next call of that thread that gives things
+//! back. A call that fails may make the driver give the recording up; ending it is an error then.
 //!
 //! Others may capture on a stream as well, one that is [borrowed](CudaBackend::borrow_stream) or whose
 //! [handle](CudaStream::raw) they know. Operations are refused meanwhile, except between

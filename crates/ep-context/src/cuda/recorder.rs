@@ -32,8 +32,8 @@ pub(super) const MAX_DEPTH: usize = 4;
 pub(super) const MODE: sys::CUstreamCaptureMode =
     sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
-/// A body of a loop or a branch. Unique in the process, so that a handle of a body is never taken for one of a
-/// later recording.
+/// A body of a loop or a branch. Unique in the process, so that a handle of a body is never taken for
+/// one of a later recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScopeId(u64);
 
@@ -44,8 +44,8 @@ impl ScopeId {
     }
 }
 
-/// What a stream records, and its branches. It is ended by [`Recorder::finish`] or [`Recorder::abandon`], on the thread
-/// that began it.
+/// What a stream records, and its branches. It is ended by [`Recorder::finish`] or
+/// [`Recorder::abandon`], on the thread that began it.
 #[derive(Debug)]
 pub(super) struct Recorder {
     device: Arc<Device>,
@@ -239,7 +239,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// Ends the recording and returns it, if no loop is open and every branch was joined. The context is current.
+    /// Ends the recording and returns it, if no loop is open and every branch was joined. The context is
+    /// current.
     pub(super) fn finish(mut self, driver: &Driver) -> Result<CudaRecording, BackendError> {
         const NAME: &str = "end_recording";
         let open = self.bodies.len();

@@ -19,8 +19,9 @@ pub(super) struct Mapping {
 // SAFETY: the mapping is a range of addresses, which belong to the process and to no thread. Nothing
 // here reads or writes what lies behind them.
 unsafe impl Send for Mapping {}
-// SAFETY: as for `Send`; through a shared reference only the address can be had, and the calls that
-// change pages are unsafe.
+// SAFETY: as for `Send`. Through a shared reference the address can be had, and calls of the kernel can
+// be made, which it orders: `commit` only adds access, whichever threads use the pages or commit them at
+// the same time, and `release`, which takes it away, is unsafe.
 unsafe impl Sync for Mapping {}
 
 /// The size of a page in bytes.

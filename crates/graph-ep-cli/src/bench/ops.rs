@@ -28,8 +28,7 @@ use super::report::{Entry, Op};
 use part::Part;
 
 /// Measures everything of one shape on this rank, and what the library moves whose group `join` joins.
-/// Collective; `tell` is given each result, the same on
-/// all ranks, as soon as it is there.
+/// Collective; `tell` is given each result, the same on all ranks, as soon as it is there.
 ///
 /// # Errors
 ///
