@@ -52,7 +52,7 @@ impl MemoryAccount {
     }
 
     /// A charge of nothing, for memory that is somebody else's.
-    pub fn charge_nothing(&self) -> Charge {
+    pub(crate) fn charge_nothing(&self) -> Charge {
         Charge { account: self.clone(), bytes: AtomicU64::new(0) }
     }
 
@@ -104,13 +104,13 @@ impl Charge {
     }
 
     /// Takes over what `other` counts.
-    pub fn merge(&self, other: Charge) {
+    pub(crate) fn merge(&self, other: Charge) {
         let bytes = other.bytes.swap(0, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Gives back all but `bytes`; a larger number changes nothing.
-    pub fn shrink_to(&self, bytes: u64) {
+    pub(crate) fn shrink_to(&self, bytes: u64) {
         let before = self.bytes.fetch_min(bytes, Ordering::Relaxed);
         self.account.inner.used.fetch_sub(before.saturating_sub(bytes), Ordering::Relaxed);
     }

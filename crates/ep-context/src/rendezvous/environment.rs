@@ -65,14 +65,8 @@ impl Environment {
         Self::from_lookup(|variable| env::var_os(variable))
     }
 
-    /// As [`Environment::from_environment`], with the values that `lookup` gives to the names.
-    ///
-    /// # Errors
-    ///
-    /// As [`Environment::from_environment`].
-    pub fn from_lookup(
-        lookup: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Self, EnvironmentError> {
+    /// The same with the values that `lookup` gives to the names.
+    fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, EnvironmentError> {
         let variables = Variables(&lookup);
         let rank = Rank(variables.number("RANK", "a rank, counted from 0")?);
         let world = variables.number("WORLD_SIZE", "a number of ranks")?;

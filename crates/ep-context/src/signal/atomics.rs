@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::thread::futex;
 
 /// A 32-bit word that several threads or processes read and write.
-pub trait Word32: Debug {
+pub(super) trait Word32: Debug {
     /// As [`AtomicU32::load`].
     fn load(&self, order: Ordering) -> u32;
     /// As [`AtomicU32::store`].
@@ -19,7 +19,7 @@ pub trait Word32: Debug {
 }
 
 /// A 64-bit word that several threads or processes read and write.
-pub trait Word64: Debug {
+pub(super) trait Word64: Debug {
     /// As [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;
     /// As [`AtomicU64::store`].
@@ -31,7 +31,7 @@ pub trait Word64: Debug {
 
 /// Words, fences and sleeping. The protocol of [`crate::signal`] is written over this trait; a model
 /// checker supplies another implementation.
-pub trait Atomics {
+pub(super) trait Atomics {
     /// A 32-bit word.
     type U32: Word32;
     /// A 64-bit word.
@@ -96,7 +96,7 @@ impl Word64 for AtomicU64 {
 
 /// The machine's atomics, and futexes to sleep on.
 #[derive(Clone, Copy, Debug)]
-pub struct Std;
+pub(super) struct Std;
 
 // The words lie in memory that several processes map, or one process at several addresses: a
 // process-private futex is found by its address and would miss such wake-ups.

@@ -65,7 +65,8 @@ impl HostControl<'_> {
     }
 
     /// Whether waits are asked to end.
-    pub fn is_aborted(&self) -> bool {
+    #[cfg(test)]
+    pub(super) fn is_aborted(&self) -> bool {
         self.abort_flag().load(Acquire) != 0
     }
 
@@ -91,7 +92,8 @@ impl HostControl<'_> {
     }
 
     /// How long the waits of `phase` may take.
-    pub fn deadline(&self, phase: Phase) -> Duration {
+    #[cfg(test)]
+    pub(super) fn deadline(&self, phase: Phase) -> Duration {
         Duration::from_millis(self.deadline_word(phase).load(Relaxed).into())
     }
 

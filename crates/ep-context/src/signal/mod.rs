@@ -7,11 +7,11 @@
 //! that may be asleep on it.
 //!
 //! [`params`] is the layout, shared with kernels byte for byte. The protocol is in `wait`, generic
-//! over [`Atomics`] so that a model checker runs the very same code; [`HostWaiter`] is the protocol
+//! over atomics so that a model checker runs the very same code; [`HostWaiter`] is the protocol
 //! over real memory, for kernel bodies that run on the host, and [`HostControl`] is the side of the
 //! thread that owns the rank.
 
-pub mod atomics;
+mod atomics;
 mod control;
 mod host;
 #[cfg(test)]
@@ -19,7 +19,6 @@ mod model;
 pub mod params;
 mod wait;
 
-pub use atomics::Atomics;
 pub use control::HostControl;
 pub use host::HostWaiter;
 pub use params::{AttentionBlock, ControlBlock, WaitParams};

@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(1);
 /// Where a rank cannot begin, [`RendezvousError::Peer`] on every rank. A later failure is this
 /// rank's alone, and what the others have received by then they keep: a caller who needs all or
 /// nothing asks all ranks afterwards.
-pub fn exchange(
+pub(super) fn exchange(
     rendezvous: &dyn Rendezvous,
     descriptor: BorrowedFd<'_>,
     purpose: &str,

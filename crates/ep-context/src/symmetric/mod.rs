@@ -6,5 +6,4 @@ mod error;
 mod mailbox;
 
 pub use block::SymmetricBlock;
-pub use descriptors::exchange;
 pub use error::SymmetricError;
