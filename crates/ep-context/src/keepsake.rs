@@ -9,9 +9,10 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::backend::Retained;
+use crate::sync::lock;
 
 /// Keepsakes that nobody keeps any more, each pointing to the next.
 static LET_GO: AtomicPtr<Keepsake> = AtomicPtr::new(ptr::null_mut());
@@ -37,7 +38,7 @@ impl Keepsake {
 
     /// Holds `retained` too.
     pub(crate) fn keep(&self, retained: &[Retained]) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.held);
         for object in retained {
             if held.addresses.insert(Arc::as_ptr(object).cast::<()>().addr()) {
                 held.objects.push(object.clone());
@@ -46,7 +47,7 @@ impl Keepsake {
     }
 
     fn len(&self) -> usize {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).objects.len()
+        lock(&self.held).objects.len()
     }
 
     /// Hangs a keepsake on the list. Calls nobody, allocates nothing, takes no lock and does not panic.

@@ -28,6 +28,7 @@ pub mod rendezvous;
 pub mod rows;
 pub mod signal;
 pub mod symmetric;
+mod sync;
 
 pub use account::MemoryAccount;
 pub use backend::{Backend, BackendError, LaunchShape, Processors, Retained, Specialization};

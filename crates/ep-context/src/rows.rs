@@ -15,7 +15,7 @@
 use std::fmt;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -25,6 +25,7 @@ use crate::buffer::{Buffer, DeviceSlice, RowsOf};
 use crate::context::EpContext;
 use crate::keepsake::reclaim;
 use crate::queue::Queue;
+use crate::sync::lock;
 
 /// A [`RowShape`] as kernels read it.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -59,7 +60,7 @@ struct Settled(Mutex<u32>);
 
 impl Settled {
     fn lock(&self) -> MutexGuard<'_, u32> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -347,7 +348,7 @@ impl<B: Backend> RowSet<B> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
-        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner.state)
     }
 }
 

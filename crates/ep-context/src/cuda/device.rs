@@ -12,12 +12,12 @@ use super::driver::{
     Driver, DriverError, EventHandle, Handle, StreamHandle, ask, ask_handle, attribute,
 };
 use super::graveyard::Graveyard;
-use super::lock;
 use super::module::KernelCache;
 use super::staging::StagingPool;
 use super::stream::StreamInner;
 use crate::backend::BackendError;
 use crate::keepsake::reclaim;
+use crate::sync::lock;
 
 thread_local! {
     /// Recordings that the calling thread has open, on whatever device.

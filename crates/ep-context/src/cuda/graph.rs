@@ -13,9 +13,9 @@ use cudarc::driver::sys;
 use super::device::Device;
 use super::driver::{Driver, DriverError, ExecHandle, GraphHandle, UPDATE_FAILURE, ask_handle};
 use super::graveyard::Grave;
-use super::lock;
 use super::stream::CudaStream;
 use crate::backend::{BackendError, Retained, Update};
+use crate::sync::lock;
 
 /// A graph as it was recorded, and everything that its operations use.
 pub(super) struct Graph {

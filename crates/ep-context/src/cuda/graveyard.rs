@@ -11,8 +11,8 @@ use std::sync::Mutex;
 
 use super::device::Device;
 use super::driver::{Driver, DriverError, EventHandle, ExecHandle, GraphHandle, Handle};
-use super::lock;
 use super::remains::Remains;
+use crate::sync::lock;
 
 /// Something of the driver's that nobody uses any more.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::device::Device;
-use super::lock;
 use super::mapping::{Reservation, granularity, properties, whole_pages};
 use crate::account::{Charge, MemoryAccount};
 use crate::backend::{BackendError, GrowableMemory};
+use crate::sync::lock;
 
 /// The largest piece of what is mapped where nothing is. Pieces are unmapped whole, so this is how finely
 /// memory can be given back, against the number of calls that mapping a large buffer takes: nobody waits

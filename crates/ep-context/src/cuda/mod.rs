@@ -52,8 +52,8 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 
@@ -210,12 +210,6 @@ impl fmt::Debug for CudaBackend {
             .field("blocking_calls", &self.inner.blocking_calls)
             .finish()
     }
-}
-
-/// Locks a mutex whose critical sections leave nothing half done, so that a panic in one of them does
-/// not matter.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Backend for CudaBackend {

@@ -12,9 +12,9 @@ use super::cache::CacheFolder;
 use super::compile::{Job, architecture};
 use super::device::Device;
 use super::driver::{Driver, DriverError, Handle, ask, ask_handle};
-use super::lock;
 use crate::backend::{BackendError, LaunchShape, Specialization};
 use crate::kernel::Kernel;
+use crate::sync::lock;
 
 /// Kernels that are loaded. They stay for the life of the process: graphs may hold their functions
 /// longer than anything else, and unloading waits for the device.

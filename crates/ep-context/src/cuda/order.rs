@@ -4,11 +4,11 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::driver::Driver;
-use super::lock;
 use super::part::{Part, Role};
 use super::recorder::refused;
 use super::stream::{CudaStream, State};
 use crate::backend::BackendError;
+use crate::sync::lock;
 
 const NAME: &str = "order";
 

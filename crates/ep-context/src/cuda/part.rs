@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::driver::StreamHandle;
-use super::lock;
 use super::recorder::{Recorder, ScopeId, refused};
 use crate::backend::BackendError;
+use crate::sync::lock;
 
 /// A recording in which several streams may take part.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use super::device::Device;
 use super::driver::Handle;
 use super::graveyard::Grave;
-use super::lock;
 use super::memory::allocate_host;
 use crate::backend::BackendError;
+use crate::sync::lock;
 
 /// The most bytes that lie idle in the pool; what comes back beyond is given back to the driver.
 const IDLE_LIMIT: usize = 64 << 20;

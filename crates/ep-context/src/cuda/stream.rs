@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys;
 
@@ -12,11 +12,11 @@ use super::driver::{Driver, DriverError, NOT_READY, StreamHandle};
 use super::graph::{CudaRecording, Graph};
 use super::graveyard::Grave;
 use super::in_flight::InFlight;
-use super::lock;
 use super::part::Part;
 use super::recorder::{ENDED_BODY, Recorder, ScopeId, refused};
 use super::remains::Remains;
 use crate::backend::{BackendError, Condition, Retained};
+use crate::sync::{lock, owned};
 
 /// An ordered queue of work on a device, or the body of a loop being recorded on one. A clone is the
 /// same stream.
@@ -482,7 +482,7 @@ impl StreamInner {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        let state = mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let state = mem::take(owned(&mut self.state));
         let (handle, borrowed) = (self.handle, self.borrowed);
         if borrowed && state.part.recording().is_none() && state.in_flight.is_empty() {
             return;

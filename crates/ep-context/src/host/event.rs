@@ -1,9 +1,9 @@
 //! Events: how work on one stream waits for work on another.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
-use super::lock;
 use super::operation::Failure;
+use crate::sync::{lock, wait};
 
 /// One moment on one stream, for one wait.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Await {
                     });
                 }
                 State::Ahead => {
-                    state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = wait(&self.0.changed, state);
                 }
             }
         }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::lock;
 use super::operation::{Failure, Operation};
 use crate::backend::Retained;
+use crate::sync::lock;
 
 /// A finished recording. It owns what was retained while it was made.
 pub struct HostRecording {

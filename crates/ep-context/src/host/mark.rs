@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::lock;
 use crate::backend::BackendError;
+use crate::sync::lock;
 
 /// A place in a stream's work, and when the stream came there last. A clone is the same place.
 #[derive(Clone, Debug, Default)]

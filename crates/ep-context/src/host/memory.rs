@@ -3,10 +3,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::lock;
 use super::mapping::{Mapping, page_size, whole_pages};
 use crate::account::{Charge, MemoryAccount};
 use crate::backend::{BackendError, GrowableMemory, MappedMemory, Memory};
+use crate::sync::lock;
 
 /// Zeroed memory of this process, aligned to a page. It is [`MappedMemory`] as it stands, since on
 /// the host backend every address is one of the host.

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::account::MemoryAccount;
 use crate::backend::{
@@ -19,6 +19,7 @@ use crate::backend::{
 };
 use crate::keepsake::reclaim;
 use crate::kernel::{Kernel, KernelSource};
+use crate::sync::lock;
 
 mod event;
 mod graph;
@@ -129,12 +130,6 @@ pub unsafe fn set_condition(handle: u64, value: u32) {
     // SAFETY: by the caller's promise the handle is the address of a word that a recording or graph
     // owns; it is only ever accessed atomically.
     unsafe { &*word }.store(value, Ordering::Relaxed);
-}
-
-/// Locks a mutex whose critical sections leave nothing half done, so that a panic in one of them
-/// does not matter.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Backend for HostBackend {

@@ -3,12 +3,12 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::event::event;
-use super::lock;
 use super::operation::Operation;
 use super::part::{Part, Role};
 use super::recorder::refused;
 use super::stream::HostStream;
 use crate::backend::BackendError;
+use crate::sync::lock;
 
 const NAME: &str = "order";
 

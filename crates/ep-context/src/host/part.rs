@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::lock;
 use super::recorder::{Recorder, ScopeId, refused};
 use crate::backend::BackendError;
+use crate::sync::lock;
 
 /// What a stream records, if it does.
 ///

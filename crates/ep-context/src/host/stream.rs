@@ -1,15 +1,15 @@
 //! Streams: where an operation goes depends on whether the stream runs or records.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::graph::HostRecording;
-use super::lock;
 use super::operation::Operation;
 use super::part::Part;
 use super::recorder::{ENDED_BODY, Recorder, ScopeId, refused};
 use super::worker::{Worker, on_worker_thread};
 use crate::backend::{BackendError, Condition, Retained};
+use crate::sync::{lock, owned};
 
 /// An ordered queue of work, run by a thread of its own, or the body of a loop being recorded on
 /// one. A clone is the same stream.
@@ -33,7 +33,7 @@ pub(super) struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Nobody could end the recording any more, and its branches would record for ever.
-        let part = self.part.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let part = owned(&mut self.part);
         drop(part.take_own());
     }
 }

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use bytemuck::{Pod, Zeroable};
 
 use super::operation::pointer;
-use super::{HostBackend, HostExecutable, HostOptions, HostStream, lock, set_condition};
+use super::{HostBackend, HostExecutable, HostOptions, HostStream, set_condition};
 use crate::backend::{Backend, BackendError, LaunchShape, Retained, Specialization};
 use crate::kernel::Kernel;
+use crate::sync::lock;
 
 /// Far beyond what any wait of a test takes; reached only when the code is wrong.
 const BOUND: Duration = Duration::from_secs(60);

@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
 use smallvec::SmallVec;
 
-use super::lock;
 use super::operation::{Failure, Operation, panic_message};
 use crate::backend::{BackendError, Retained};
+use crate::sync::{lock, wait};
 
 thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
@@ -108,7 +108,7 @@ impl Worker {
         let mut state = lock(&self.shared.state);
         let target = state.accepted;
         while state.settled < target {
-            state = self.shared.ran.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.shared.ran, state);
         }
         state.failure.clone().map_or(Ok(()), Err)
     }
@@ -162,7 +162,7 @@ impl Shared {
             if state.closing {
                 return None;
             }
-            state = self.queued.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.queued, state);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The rendezvous of ranks that are threads of one process.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::{MAX_PAYLOAD, MAX_WORLD, Rendezvous, RendezvousError};
 use crate::Rank;
+use crate::sync::{lock, wait_at_most};
 
 /// Makes groups of ranks that are threads of this process.
 #[derive(Debug)]
@@ -98,8 +99,7 @@ impl Failure {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code that holds the lock leaves the state half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Ends the group; the first failure stays.
@@ -196,12 +196,7 @@ impl Rendezvous for ThreadRendezvous {
                 self.shared.changed.notify_all();
                 break Err(error);
             }
-            state = self
-                .shared
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_at_most(&self.shared.changed, state, left);
         };
         state.inside[self.rank.index()] = false;
         // Copying up to 16 MiB a rank is done without the lock.

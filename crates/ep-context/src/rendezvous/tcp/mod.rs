@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::{Gone, MAX_PAYLOAD, Rendezvous, RendezvousError};
 use crate::Rank;
+use crate::sync::{lock, owned};
 
 mod config;
 mod error;
@@ -163,8 +164,7 @@ impl TcpRendezvous {
     /// Writes a message. Blocks until `until` at most.
     fn tell(&self, message: &ToHub<'_>, until: Until) -> Told {
         let Ok(frame) = frame(message) else { return Told::Refused };
-        let _writing: MutexGuard<'_, ()> =
-            self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = lock(&self.writing);
         let mut rest = &frame[..];
         loop {
             match write(self.wire.fd.as_fd(), rest) {
@@ -275,7 +275,7 @@ impl Rendezvous for TcpRendezvous {
     }
 
     fn watch(&self, gone: Gone) {
-        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watch = lock(&self.watch);
         // The one before has ended before the next begins.
         *watch = None;
         match Watch::start(&self.wire, gone) {
@@ -294,7 +294,7 @@ impl Rendezvous for TcpRendezvous {
 
 impl Drop for TcpRendezvous {
     fn drop(&mut self) {
-        *self.watch.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        *owned(&mut self.watch) = None;
         self.tell(&ToHub::Leave, Until::after(ABORT));
         self.leave();
         if let Some(hub) = self.hub.take() {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{PollFd, PollFlags};
@@ -18,6 +18,7 @@ use super::link::{Inbox, Received, Until};
 use super::wire::{MESSAGE_LIMIT, ToRank, decode};
 use crate::Rank;
 use crate::rendezvous::Gone;
+use crate::sync::lock;
 
 /// The connection of a rank.
 pub(super) struct Wire {
@@ -171,11 +172,6 @@ fn watch(wire: &Wire, ended: &UnixStream) {
             return;
         }
     }
-}
-
-/// Locks a mutex whose critical sections leave nothing half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Watch {
