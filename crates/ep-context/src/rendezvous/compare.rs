@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Rendezvous, RendezvousError};
+use super::{Rendezvous, RendezvousError, message};
 use crate::Rank;
 
 /// Compares named values between all ranks; all of them call it with the same names in the same
@@ -19,33 +19,13 @@ pub fn agree(
     fields: &[(&'static str, String)],
     deadline: Duration,
 ) -> Result<(), RendezvousError> {
-    let mine = postcard::to_allocvec(fields).map_err(|error| RendezvousError::Malformed {
-        rank: rendezvous.rank(),
-        purpose: purpose.to_owned(),
-        reason: error.to_string(),
-    })?;
+    let mine = message::encode(fields, rendezvous.rank(), purpose)?;
     let gathered = rendezvous.all_gather(purpose, &mine, deadline)?;
-    // Every rank does this with the same bytes, so that all come to the same result.
-    let mut lists = Vec::with_capacity(gathered.len());
-    for (rank, payload) in gathered.iter().enumerate() {
-        lists.push(read(payload).map_err(|reason| RendezvousError::Malformed {
-            rank: Rank::from_index(rank),
-            purpose: purpose.to_owned(),
-            reason,
-        })?);
-    }
+    let lists: Vec<Fields<'_>> = message::decode_all(&gathered, purpose)?;
     compare(purpose, &lists)
 }
 
 pub(super) type Fields<'a> = Vec<(&'a str, &'a str)>;
-
-pub(super) fn read(payload: &[u8]) -> Result<Fields<'_>, String> {
-    match postcard::take_from_bytes(payload) {
-        Ok((fields, [])) => Ok(fields),
-        Ok((_, rest)) => Err(format!("{} bytes follow its end", rest.len())),
-        Err(error) => Err(error.to_string()),
-    }
-}
 
 fn compare(purpose: &str, lists: &[Fields<'_>]) -> Result<(), RendezvousError> {
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
@@ -90,6 +70,7 @@ mod tests {
 
     use super::*;
     use crate::rendezvous::ThreadGroup;
+    use crate::rendezvous::message::decode;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -161,7 +142,7 @@ mod tests {
     proptest! {
         #[test]
         fn reading_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = read(&bytes);
+            let _ = decode::<Fields<'_>>(&bytes);
         }
 
         #[test]
@@ -169,11 +150,11 @@ mod tests {
             list in proptest::collection::vec((".{0,20}", ".{0,20}"), 0..20),
         ) {
             let mut bytes = postcard::to_allocvec(&list).expect("written");
-            let back = read(&bytes).expect("read");
+            let back: Fields<'_> = decode(&bytes).expect("read");
             let list: Vec<_> = list.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
             prop_assert_eq!(back, list);
             bytes.push(0);
-            prop_assert!(read(&bytes).is_err());
+            prop_assert!(decode::<Fields<'_>>(&bytes).is_err());
         }
     }
 }

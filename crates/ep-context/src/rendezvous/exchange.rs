@@ -2,13 +2,14 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
-use super::{MAX_PAYLOAD, Rendezvous, RendezvousError, check_place};
+use super::{MAX_PAYLOAD, Rendezvous, RendezvousError, check_place, message};
 use crate::Rank;
+use crate::sync::lock;
 
 /// How long a rank that gives up waits for the others to be told.
 const ABORT: Duration = Duration::from_secs(5);
@@ -36,7 +37,7 @@ pub trait Exchange: Send + Sync {
 pub(super) enum Contribution<'a> {
     Payload {
         purpose: &'a str,
-        #[serde(serialize_with = "as_bytes")]
+        #[serde(serialize_with = "message::as_bytes")]
         payload: &'a [u8],
     },
     TooLong {
@@ -46,11 +47,6 @@ pub(super) enum Contribution<'a> {
     Abort {
         reason: &'a str,
     },
-}
-
-/// A slice would be written element by element.
-fn as_bytes<S: Serializer>(bytes: &&[u8], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_bytes(bytes)
 }
 
 /// One rank of a group whose messages an [`Exchange`] carries.
@@ -85,12 +81,7 @@ impl<E: Exchange> ExchangeRendezvous<E> {
         mine: &Contribution<'_>,
         deadline: Duration,
     ) -> Result<Vec<Vec<u8>>, RendezvousError> {
-        let malformed = |rank, reason: String| {
-            let purpose = purpose.to_owned();
-            RendezvousError::Malformed { rank, purpose, reason }
-        };
-        let bytes =
-            postcard::to_allocvec(mine).map_err(|error| malformed(self.rank, error.to_string()))?;
+        let bytes = message::encode(mine, self.rank, purpose)?;
         let gathered = self.exchange.all_gather(&bytes, deadline).map_err(|source| {
             RendezvousError::Exchange { purpose: purpose.to_owned(), source: Arc::from(source) }
         })?;
@@ -99,16 +90,11 @@ impl<E: Exchange> ExchangeRendezvous<E> {
             let (purpose, source) = (purpose.to_owned(), Arc::new(source));
             return Err(RendezvousError::Exchange { purpose, source });
         }
-        // Every rank does this with the same bytes, so that all come to the same result.
-        let mut contributions = Vec::with_capacity(self.world);
-        for (rank, bytes) in gathered.iter().enumerate() {
-            let rank = Rank::from_index(rank);
-            contributions.push(read(bytes).map_err(|reason| malformed(rank, reason))?);
-        }
+        let contributions: Vec<Contribution<'_>> = message::decode_all(&gathered, purpose)?;
         self.judge(purpose, &contributions)?;
         if gathered.get(self.rank.index()) != Some(&bytes) {
             let reason = "the exchange has not returned what it was given".to_owned();
-            return Err(malformed(self.rank, reason));
+            return Err(message::malformed(self.rank, purpose, reason));
         }
         Ok(contributions
             .into_iter()
@@ -157,14 +143,6 @@ impl<E: Exchange> ExchangeRendezvous<E> {
     }
 }
 
-pub(super) fn read(bytes: &[u8]) -> Result<Contribution<'_>, String> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((contribution, [])) => Ok(contribution),
-        Ok((_, rest)) => Err(format!("{} bytes follow its end", rest.len())),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 /// An exchange returned results for another number of ranks.
 #[derive(Debug, thiserror::Error)]
 #[error("it has returned {results} results for a group of {world} ranks")]
@@ -208,7 +186,7 @@ impl<E: Exchange> Rendezvous for ExchangeRendezvous<E> {
 
     fn abort(&self, reason: &str) {
         // After a call of another thread, which ends within its own deadline.
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = lock(&self.failure);
         if failure.is_none() {
             let told = self.exchange("giving up", &Contribution::Abort { reason }, ABORT);
             *failure = told.err();

@@ -13,6 +13,7 @@ use crate::Rank;
 mod compare;
 mod environment;
 mod exchange;
+mod message;
 mod outcome;
 mod tcp;
 mod threads;

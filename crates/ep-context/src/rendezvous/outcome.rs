@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use super::{Rendezvous, RendezvousError};
+use super::{Rendezvous, RendezvousError, message};
 use crate::Rank;
 use crate::error::chain;
 
@@ -44,25 +44,46 @@ pub(crate) fn gather_or_none(
     local: Outcome<'_>,
     deadline: Duration,
 ) -> Result<Vec<Vec<u8>>, RendezvousError> {
-    let malformed = |rank, error: postcard::Error| RendezvousError::Malformed {
-        rank,
-        purpose: purpose.to_owned(),
-        reason: error.to_string(),
-    };
-    let mine =
-        postcard::to_allocvec(&local).map_err(|error| malformed(rendezvous.rank(), error))?;
+    let mine = message::encode(&local, rendezvous.rank(), purpose)?;
     let gathered = rendezvous.all_gather(purpose, &mine, deadline)?;
-    let mut payloads = Vec::with_capacity(gathered.len());
-    for (rank, bytes) in gathered.iter().enumerate() {
-        let rank = Rank::from_index(rank);
-        let outcome: Outcome<'_> =
-            postcard::from_bytes(bytes).map_err(|error| malformed(rank, error))?;
-        let payload = outcome.map_err(|reason| RendezvousError::Peer {
-            purpose: purpose.to_owned(),
-            rank,
-            reason,
-        })?;
+    let outcomes: Vec<Outcome<'_>> = message::decode_all(&gathered, purpose)?;
+    let mut payloads = Vec::with_capacity(outcomes.len());
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let (rank, purpose) = (Rank::from_index(rank), purpose.to_owned());
+        let payload = outcome.map_err(|reason| RendezvousError::Peer { purpose, rank, reason })?;
         payloads.push(payload.to_vec());
     }
     Ok(payloads)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::rendezvous::ThreadGroup;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_is_no_outcome_is_refused_with_the_rank() {
+        let mine = message::encode(&Outcome::Ok(b"x"), Rank(1), "sharing").expect("written");
+        for (other, right) in [(mine.clone(), true), ([mine, vec![0]].concat(), false)] {
+            let mut group = ThreadGroup::new(2).expect("a group");
+            let (stranger, rank) = (group.remove(1), group.remove(0));
+            thread::scope(|scope| {
+                scope.spawn(move || stranger.all_gather("sharing", &other, LONG).map(drop));
+                match gather_or_none(&rank, "sharing", Ok(b"y"), LONG) {
+                    Ok(all) => assert_eq!((right, all), (true, vec![b"y".to_vec(), b"x".to_vec()])),
+                    Err(error) => {
+                        let text = error.to_string();
+                        assert!(
+                            !right && text.contains("rank 1 cannot be read (1 bytes"),
+                            "{text}"
+                        );
+                    }
+                }
+            });
+        }
+    }
 }

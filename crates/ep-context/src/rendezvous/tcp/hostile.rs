@@ -7,7 +7,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::{compare, exchange};
+use super::super::compare::Fields;
+use super::super::exchange::Contribution;
 use super::failure::Failure;
 use super::link::Received;
 use super::pending::{Gate, Pending, Progress};
@@ -92,8 +93,8 @@ fn seeds_are_what_they_are_called() {
             ("joining", read::<Joining>(seed)),
             ("hub", read::<ToHub<'_>>(seed)),
             ("rank", read::<ToRank<'_>>(seed)),
-            ("fields", compare::read(seed).is_ok()),
-            ("exchange", exchange::read(seed).is_ok()),
+            ("fields", decode::<Fields<'_>>(seed).is_ok()),
+            ("exchange", decode::<Contribution<'_>>(seed).is_ok()),
         ];
         let kind = name.split('-').next().expect("a kind");
         assert!(kind == "foreign" || kinds.contains(&(kind, true)), "{name}");
@@ -114,8 +115,8 @@ fn a_million_hostile_messages_are_read_or_refused() {
             read::<ToHub<'_>>(&message),
             read::<ToRank<'_>>(&message),
             decode::<Joining>(&message).is_ok(),
-            compare::read(&message).is_ok(),
-            exchange::read(&message).is_ok(),
+            decode::<Fields<'_>>(&message).is_ok(),
+            decode::<Contribution<'_>>(&message).is_ok(),
         ];
         readable += usize::from(read.contains(&true));
     }

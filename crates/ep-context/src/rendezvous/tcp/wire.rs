@@ -5,9 +5,11 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::super::MAX_PAYLOAD;
+use super::super::message::as_bytes;
+pub(super) use super::super::message::decode;
 use super::failure::Failure;
 
 const MAGIC: [u8; 8] = *b"GRAPH-EP";
@@ -89,11 +91,6 @@ pub(super) enum ToRank<'a> {
     Failed(Failure),
 }
 
-/// A slice would be written element by element.
-fn as_bytes<S: Serializer>(bytes: &&[u8], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_bytes(bytes)
-}
-
 /// Why a first message is none of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Foreign {
@@ -111,15 +108,6 @@ impl Preface {
             Ok((Self { magic: MAGIC, version }, _)) => Err(Foreign::Version(version)),
             _ => Err(Foreign::Protocol),
         }
-    }
-}
-
-/// What `message` says; an error in words if it is anything else, or more.
-pub(super) fn decode<'a, T: Deserialize<'a>>(message: &'a [u8]) -> Result<T, String> {
-    match postcard::take_from_bytes(message) {
-        Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(format!("{} bytes follow its end", rest.len())),
-        Err(error) => Err(error.to_string()),
     }
 }
 
