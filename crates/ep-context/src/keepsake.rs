@@ -24,11 +24,23 @@ pub(crate) struct Keepsake {
     next: AtomicPtr<Keepsake>,
 }
 
-#[derive(Default)]
-struct Held {
-    objects: Vec<Retained>,
+/// What recorded work uses.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) objects: Vec<Retained>,
     /// Their addresses: a buffer used by a thousand operations is held once.
     addresses: HashSet<usize>,
+}
+
+impl Held {
+    /// Holds `retained` too.
+    pub(crate) fn keep(&mut self, retained: &[Retained]) {
+        for object in retained {
+            if self.addresses.insert(Arc::as_ptr(object).cast::<()>().addr()) {
+                self.objects.push(object.clone());
+            }
+        }
+    }
 }
 
 impl Keepsake {
@@ -38,12 +50,7 @@ impl Keepsake {
 
     /// Holds `retained` too.
     pub(crate) fn keep(&self, retained: &[Retained]) {
-        let mut held = lock(&self.held);
-        for object in retained {
-            if held.addresses.insert(Arc::as_ptr(object).cast::<()>().addr()) {
-                held.objects.push(object.clone());
-            }
-        }
+        lock(&self.held).keep(retained);
     }
 
     fn len(&self) -> usize {

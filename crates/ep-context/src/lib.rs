@@ -24,6 +24,7 @@ mod keepsake;
 pub mod kernel;
 pub mod queue;
 pub mod rank;
+mod recording;
 pub mod rendezvous;
 pub mod rows;
 pub mod signal;

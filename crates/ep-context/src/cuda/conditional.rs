@@ -6,7 +6,8 @@ use cudarc::driver::sys;
 
 use super::driver::{Driver, DriverError, GraphHandle, Handle, StreamHandle, ask};
 use super::graph::{child_of, kind_of, nodes_of};
-use super::recorder::{MODE, Position, ScopeId, continue_behind};
+use super::recorder::{MODE, Position, continue_behind};
+use crate::recording::{Body, ScopeId};
 
 /// The body of a loop while it is recorded.
 #[derive(Debug)]
@@ -16,13 +17,10 @@ pub(super) struct OpenBody {
     pub(super) graph: GraphHandle,
 }
 
-/// The condition of a loop, used or not.
-#[derive(Debug)]
-pub(super) struct LoopCondition {
-    pub(super) handle: u64,
-    /// The body that the loop must stand in; `None` is the recording itself.
-    pub(super) scope: Option<ScopeId>,
-    pub(super) used: bool,
+impl Body for OpenBody {
+    fn id(&self) -> ScopeId {
+        self.id
+    }
 }
 
 /// A condition for a loop in `graph`, zero when a replay begins.

@@ -7,9 +7,9 @@ use cudarc::driver::sys;
 use super::device::Device;
 use super::driver::{EventHandle, INVALID_HANDLE, NOT_READY, ask, ask_handle};
 use super::graveyard::Grave;
-use super::recorder::refused;
 use super::stream::CudaStream;
 use crate::backend::{BackendError, Retained};
+use crate::recording::refused;
 
 /// A place in a stream's work, and when the stream came there last. A clone is the same place.
 #[derive(Clone, Debug)]

@@ -1,14 +1,14 @@
 //! One stream behind another: by an event, which the driver turns into an edge of the graph where
 //! both record.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use super::driver::Driver;
-use super::part::{Part, Role};
-use super::recorder::refused;
-use super::stream::{CudaStream, State};
+use super::part::Part;
+use super::stream::CudaStream;
 use crate::backend::BackendError;
-use crate::sync::lock;
+use crate::recording::{Change, Link, Role, link, refused};
+use crate::sync::lock_both;
 
 const NAME: &str = "order";
 
@@ -24,26 +24,17 @@ pub(super) fn order(before: &CudaStream, after: &CudaStream) -> Result<(), Backe
     if !Arc::ptr_eq(&one.device, &other.device) {
         return Err(refused(NAME, "the streams belong to two devices"));
     }
-    let (mut of_before, mut of_after) = lock_both(before, after);
+    let (mut of_before, mut of_after) = lock_both(&one.state, &other.state);
     let device = &one.device;
-    match (of_before.part.recording(), of_after.part.recording()) {
-        (None, None) => device.enter(|driver| {
+    match link((&of_before.part, &one.name), (&of_after.part, &other.name))? {
+        Link::Event => device.enter(|driver| {
             one.refuse_foreign_capture(driver, NAME)?;
             other.refuse_foreign_capture(driver, NAME)?;
             pass_event(driver, before, after)
-        }),
-        // The driver would end the recording over it.
-        (None, Some(_)) => Err(refused(
-            NAME,
-            &format!(
-                "stream {} records, and no replay would wait for stream {}, which does not",
-                other.name, one.name
-            ),
-        )),
-        (Some((recording, _)), None) => {
+        })?,
+        Link::Branch(recording) => {
             let mut recorder = recording.lock();
-            let recorder =
-                recorder.as_mut().ok_or_else(|| refused(NAME, "the recording is being ended"))?;
+            let recorder = recorder.as_mut().ok_or_else(ending)?;
             recorder.check_order()?;
             device.enter(|driver| {
                 other.refuse_foreign_capture(driver, NAME)?;
@@ -56,47 +47,30 @@ pub(super) fn order(before: &CudaStream, after: &CudaStream) -> Result<(), Backe
             })?;
             let role = Role::Branch(recorder.fork(&other.name));
             of_after.part = Part::of(recording.clone(), role);
-            Ok(())
         }
-        (Some((a, _)), Some((b, _))) if !Arc::ptr_eq(&a, &b) => Err(refused(
-            NAME,
-            &format!("streams {} and {} record two graphs", one.name, other.name),
-        )),
-        (Some((recording, of)), Some((_, behind))) => {
+        Link::Within(recording, change) => {
             let mut recorder = recording.lock();
-            let recorder =
-                recorder.as_mut().ok_or_else(|| refused(NAME, "the recording is being ended"))?;
+            let recorder = recorder.as_mut().ok_or_else(ending)?;
             recorder.check_order()?;
             device.enter(|driver| pass_event(driver, before, after))?;
-            match (of, behind) {
-                (Role::Branch(id), Role::Origin) => {
+            match change {
+                Change::Join(id) => {
                     recorder.join(id);
                     of_before.part = Part::of(recording.clone(), Role::Joined);
                 }
-                (_, Role::Joined) => {
+                Change::Branch => {
                     let role = Role::Branch(recorder.fork(&other.name));
                     of_after.part = Part::of(recording.clone(), role);
                 }
-                (_, Role::Origin | Role::Branch(_)) => {}
+                Change::Nothing => {}
             }
-            Ok(())
         }
     }
+    Ok(())
 }
 
-/// Locks the states of two streams, in an order that does not depend on which comes first: two
-/// threads may order the same two streams in both directions.
-fn lock_both<'s>(
-    before: &'s CudaStream,
-    after: &'s CudaStream,
-) -> (MutexGuard<'s, State>, MutexGuard<'s, State>) {
-    if Arc::as_ptr(&before.inner) < Arc::as_ptr(&after.inner) {
-        let of_before = lock(&before.inner.state);
-        (of_before, lock(&after.inner.state))
-    } else {
-        let of_after = lock(&after.inner.state);
-        (lock(&before.inner.state), of_after)
-    }
+fn ending() -> BackendError {
+    refused(NAME, "the recording is being ended")
 }
 
 /// Lets `after` wait for what is on `before` now. The context is current.

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::driver::StreamHandle;
-use super::recorder::{Recorder, ScopeId, refused};
+use super::recorder::Recorder;
 use crate::backend::BackendError;
+use crate::recording::{self, Ends, Role, ScopeId, refused};
 use crate::sync::lock;
 
 /// A recording in which several streams may take part.
@@ -25,25 +26,14 @@ impl Recording {
     }
 }
 
-/// What a stream records, if it does.
-///
-/// A recording that has ended is nobody's part any more: the streams that took part in it are not
-/// told, but find it over when they next look.
-#[derive(Debug, Default)]
-pub(super) struct Part {
-    taken: Option<(Arc<Recording>, Role)>,
+impl Ends for Recording {
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
 }
 
-/// As what a stream takes part in a recording.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// It began the recording, and ends it.
-    Origin,
-    /// It is a branch.
-    Branch(ScopeId),
-    /// It was a branch and has been joined. The driver has it record until the recording ends.
-    Joined,
-}
+/// As long as a stream takes part in a recording, the driver may have it record.
+pub(super) type Part = recording::Part<Recording>;
 
 impl Part {
     /// The part of the stream that begins a recording.
@@ -53,30 +43,14 @@ impl Part {
         Self::of(Arc::new(Recording { recorder, over }), Role::Origin)
     }
 
-    pub(super) fn of(recording: Arc<Recording>, role: Role) -> Self {
-        Self { taken: Some((recording, role)) }
-    }
-
-    /// The recording that the stream takes part in, and as what. As long as there is one, the driver
-    /// may have the stream record.
-    pub(super) fn recording(&self) -> Option<(Arc<Recording>, Role)> {
-        self.taken.clone().filter(|(recording, _)| !recording.over.load(Ordering::Acquire))
-    }
-
     /// Where the stream's operations are recorded; `None` if it runs them.
     pub(super) fn open(&self, operation: &'static str) -> Result<Option<Open<'_>>, BackendError> {
-        match &self.taken {
-            Some((recording, role)) if !recording.over.load(Ordering::Acquire) => match role {
-                Role::Joined => Err(refused(
-                    operation,
-                    "the stream was a branch of a recording that goes on, and has been joined",
-                )),
-                Role::Origin | Role::Branch(_) => {
-                    Ok(Some(Open { recorder: recording.lock(), role: *role }))
-                }
-            },
-            _ => Ok(None),
+        let Some((recording, role)) = &self.taken else { return Ok(None) };
+        if recording.is_over() {
+            return Ok(None);
         }
+        role.check(operation)?;
+        Ok(Some(Open { recorder: recording.lock(), role: *role }))
     }
 
     /// Takes out the recorder of the recording that the stream began, if `condition` holds for it.

@@ -4,21 +4,22 @@ mod guest;
 mod loops;
 mod position;
 
-use std::collections::HashSet;
 use std::mem;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use cudarc::driver::sys;
 
-use super::conditional::{LoopCondition, OpenBody};
+use super::conditional::OpenBody;
 use super::device::{Device, beside_recordings, recording_begins, recording_ends};
 use super::driver::{Driver, DriverError, GraphHandle, StreamHandle, ask_handle};
 use super::graph::{CudaRecording, Graph};
 use super::graveyard::Grave;
 use crate::backend::{BackendError, Retained};
+use crate::keepsake::Held;
+use crate::recording::{self, LoopCondition, ScopeId, refused};
 
 use guest::{Capture, Guest};
 use position::position;
@@ -31,18 +32,6 @@ pub(super) const MAX_DEPTH: usize = 4;
 /// Other threads may allocate and load while this one records.
 pub(super) const MODE: sys::CUstreamCaptureMode =
     sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-
-/// A body of a loop or a branch. Unique in the process, so that a handle of a body is never taken for
-/// one of a later recording.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ScopeId(u64);
-
-impl ScopeId {
-    pub(super) fn fresh() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-}
 
 /// What a stream records, and its branches. It is ended by [`Recorder::finish`] or
 /// [`Recorder::abandon`], on the thread that began it.
@@ -60,13 +49,11 @@ pub(super) struct Recorder {
     bodies: Vec<OpenBody>,
     /// The graphs of bodies that were ended. They belong to the graph that their loops stand in.
     ended: Vec<GraphHandle>,
-    conditions: Vec<LoopCondition>,
+    conditions: Vec<LoopCondition<u64>>,
     spare: Vec<StreamHandle>,
     /// Why no graph can come of this any more.
     broken: Option<String>,
-    retained: Vec<Retained>,
-    /// The addresses of `retained`: a buffer used by a thousand operations is held once.
-    held: HashSet<usize>,
+    held: Held,
     guest: Option<Guest>,
 }
 
@@ -110,8 +97,7 @@ impl Recorder {
             conditions: Vec::new(),
             spare: Vec::new(),
             broken: None,
-            retained: Vec::new(),
-            held: HashSet::new(),
+            held: Held::default(),
             guest: None,
         }
     }
@@ -150,10 +136,7 @@ impl Recorder {
         if let Some(reason) = &self.broken {
             return Err(refused(NAME, reason));
         }
-        if self.bodies.is_empty() {
-            return Ok(());
-        }
-        Err(refused(NAME, "the body of a loop is being recorded, which has no branches"))
+        recording::check_order(&self.bodies)
     }
 
     /// Takes note that the capture has spread to the stream of this name.
@@ -171,7 +154,7 @@ impl Recorder {
     /// Whether `body`, or the recording itself for `None`, takes operations or is an outer scope of
     /// one that does.
     pub(super) fn is_open(&self, body: Option<ScopeId>) -> bool {
-        body.is_none_or(|id| self.bodies.iter().any(|open| open.id == id))
+        recording::is_open(&self.bodies, body)
     }
 
     /// The stream on which operations of `body` are recorded. Order is only defined within one body,
@@ -184,25 +167,15 @@ impl Recorder {
         if let Some(reason) = &self.broken {
             return Err(refused(operation, reason));
         }
-        if !self.is_open(body) {
-            return Err(refused(operation, ENDED_BODY));
-        }
-        if body != self.bodies.last().map(|open| open.id) {
-            return Err(refused(operation, "the body of a loop inside it is being recorded"));
-        }
+        recording::check_innermost(&self.bodies, body, operation)?;
         Ok(self.bodies.last().map_or(self.stream, |open| open.stream))
     }
 
     /// Keeps what recorded work uses for as long as the graph.
     pub(super) fn retain(&mut self, retained: &[Retained]) {
-        if let Some(guest) = &self.guest {
-            guest.keepsake.keep(retained);
-            return;
-        }
-        for object in retained {
-            if self.held.insert(Arc::as_ptr(object).cast::<()>().addr()) {
-                self.retained.push(object.clone());
-            }
+        match &self.guest {
+            Some(guest) => guest.keepsake.keep(retained),
+            None => self.held.keep(retained),
         }
     }
 
@@ -267,7 +240,7 @@ impl Recorder {
             return Err(refused(NAME, "a condition has no loop, which the driver does not take"));
         }
         let graph = graph.map_err(|error| refused(NAME, &error.text()))?;
-        let retained = mem::take(&mut self.retained);
+        let retained = mem::take(&mut self.held).objects;
         let graph = Graph::new(&self.device, driver, graph, mem::take(&mut self.ended), retained)?;
         Ok(CudaRecording::new(graph))
     }
@@ -306,11 +279,4 @@ impl Drop for Recorder {
         self.step_out();
         self.over.store(true, Ordering::Release);
     }
-}
-
-/// Why a handle of a body takes nothing any more.
-pub(super) const ENDED_BODY: &str = "the loop whose body the stream recorded has ended";
-
-pub(super) fn refused(operation: &'static str, reason: &str) -> BackendError {
-    BackendError::Recording { operation, reason: reason.to_owned() }
 }

@@ -13,9 +13,10 @@ use super::graph::{CudaRecording, Graph};
 use super::graveyard::Grave;
 use super::in_flight::InFlight;
 use super::part::Part;
-use super::recorder::{ENDED_BODY, Recorder, ScopeId, refused};
+use super::recorder::Recorder;
 use super::remains::Remains;
 use crate::backend::{BackendError, Condition, Retained};
+use crate::recording::{ENDED_BODY, ScopeId, refused};
 use crate::sync::{lock, owned};
 
 /// An ordered queue of work on a device, or the body of a loop being recorded on one. A clone is the

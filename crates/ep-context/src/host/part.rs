@@ -2,43 +2,23 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::recorder::{Recorder, ScopeId, refused};
+use super::recorder::Recorder;
 use crate::backend::BackendError;
+use crate::recording::{self, Ends, Role};
 use crate::sync::lock;
 
-/// What a stream records, if it does.
-///
-/// A recording that has ended is nobody's part any more: the streams that took part in it are not
-/// told, but find it over when they next look.
-#[derive(Debug, Default)]
-pub(super) struct Part {
-    taken: Option<(Arc<Mutex<Recorder>>, Role)>,
-}
+pub(super) type Part = recording::Part<Mutex<Recorder>>;
 
-/// As what a stream takes part in a recording.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// It began the recording, and ends it.
-    Origin,
-    /// It is a branch.
-    Branch(ScopeId),
-    /// It was a branch and has been joined.
-    Joined,
+impl Ends for Mutex<Recorder> {
+    fn is_over(&self) -> bool {
+        lock(self).is_over()
+    }
 }
 
 impl Part {
     /// The part of a stream that begins a recording.
     pub(super) fn beginning() -> Self {
         Self::of(Arc::new(Mutex::new(Recorder::new())), Role::Origin)
-    }
-
-    pub(super) fn of(recording: Arc<Mutex<Recorder>>, role: Role) -> Self {
-        Self { taken: Some((recording, role)) }
-    }
-
-    /// The recording that the stream takes part in, and as what.
-    pub(super) fn recording(&self) -> Option<(Arc<Mutex<Recorder>>, Role)> {
-        self.taken.clone().filter(|(recording, _)| !lock(recording).is_over())
     }
 
     /// The recorder that takes the stream's operations; `None` if the stream runs them.
@@ -48,14 +28,11 @@ impl Part {
     ) -> Result<Option<MutexGuard<'_, Recorder>>, BackendError> {
         let Some((recording, role)) = &self.taken else { return Ok(None) };
         let recorder = lock(recording);
-        match role {
-            _ if recorder.is_over() => Ok(None),
-            Role::Joined => Err(refused(
-                operation,
-                "the stream was a branch of a recording that goes on, and has been joined",
-            )),
-            Role::Origin | Role::Branch(_) => Ok(Some(recorder)),
+        if recorder.is_over() {
+            return Ok(None);
         }
+        role.check(operation)?;
+        Ok(Some(recorder))
     }
 
     /// Whether the stream takes part in a recording that another stream began.

@@ -3,29 +3,18 @@
 mod guest;
 mod loops;
 
-use std::collections::HashSet;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use super::graph::HostRecording;
 use super::operation::Operation;
 use crate::backend::{BackendError, Retained};
+use crate::keepsake::Held;
+use crate::recording::{self, LoopCondition, ScopeId, refused};
 
 use guest::Guest;
-use loops::{Body, LoopCondition};
-
-/// A recording, the body of a loop in it, or a branch of it. Unique in the process, so that a handle
-/// of a body is never taken for one of a later recording.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ScopeId(u64);
-
-impl ScopeId {
-    fn fresh() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-}
+use loops::OpenBody;
 
 /// Where the operations of a stream go while it records, and those of its branches.
 ///
@@ -39,42 +28,28 @@ impl ScopeId {
 pub(super) struct Recorder {
     /// The recording has ended, and this takes nothing more.
     over: bool,
-    outermost: Scope,
+    /// What was recorded outside of bodies.
+    operations: Vec<Operation>,
     /// Branches that were not joined, with the names of their streams.
     branches: Vec<(ScopeId, String)>,
     /// The bodies that are open, the innermost last.
-    bodies: Vec<Body>,
-    conditions: Vec<LoopCondition>,
-    retained: Vec<Retained>,
-    /// The addresses of `retained`: a buffer used by a thousand operations is held once.
-    held: HashSet<usize>,
+    bodies: Vec<OpenBody>,
+    conditions: Vec<LoopCondition<Arc<AtomicU32>>>,
+    held: Held,
     guest: Option<Guest>,
     /// Why no graph can come of this any more.
     spoilt: Option<&'static str>,
-}
-
-#[derive(Debug)]
-struct Scope {
-    id: ScopeId,
-    operations: Vec<Operation>,
-}
-
-impl Scope {
-    fn fresh() -> Self {
-        Self { id: ScopeId::fresh(), operations: Vec::new() }
-    }
 }
 
 impl Recorder {
     pub(super) fn new() -> Self {
         Self {
             over: false,
-            outermost: Scope::fresh(),
+            operations: Vec::new(),
             branches: Vec::new(),
             bodies: Vec::new(),
             conditions: Vec::new(),
-            retained: Vec::new(),
-            held: HashSet::new(),
+            held: Held::default(),
             guest: None,
             spoilt: None,
         }
@@ -95,10 +70,7 @@ impl Recorder {
         if self.over {
             return Err(refused("order", "the recording has ended"));
         }
-        if self.bodies.is_empty() {
-            return Ok(());
-        }
-        Err(refused("order", "the body of a loop is being recorded, which has no branches"))
+        recording::check_order(&self.bodies)
     }
 
     /// Begins a branch on the stream of this name.
@@ -117,7 +89,7 @@ impl Recorder {
     /// Whether `body`, or the recording itself for `None`, takes operations or is an outer scope of
     /// one that does.
     pub(super) fn is_open(&self, body: Option<ScopeId>) -> bool {
-        body.is_none_or(|id| self.bodies.iter().any(|open| open.scope.id == id))
+        recording::is_open(&self.bodies, body)
     }
 
     /// Appends an operation.
@@ -127,16 +99,12 @@ impl Recorder {
         operation: Operation,
         retained: &[Retained],
     ) -> Result<(), BackendError> {
-        self.innermost(body, operation.name())?.operations.push(operation);
+        self.innermost(body, operation.name())?.push(operation);
         if let Some(guest) = &self.guest {
             guest.keepsake.keep(retained);
             return Ok(());
         }
-        for object in retained {
-            if self.held.insert(Arc::as_ptr(object).cast::<()>().addr()) {
-                self.retained.push(object.clone());
-            }
-        }
+        self.held.keep(retained);
         Ok(())
     }
 
@@ -160,32 +128,19 @@ impl Recorder {
                 &format!("{} loops have no end", self.bodies.len()),
             ));
         }
-        let conditions = self.conditions.into_iter().map(|condition| condition.word).collect();
-        Ok(HostRecording::new(self.outermost.operations, conditions, self.retained))
+        let conditions = self.conditions.into_iter().map(|condition| condition.handle).collect();
+        Ok(HostRecording::new(self.operations, conditions, self.held.objects))
     }
 
-    /// The scope to append to. Order is only defined within one scope, so an outer one takes
-    /// nothing while a body is open.
+    /// Where to append what is recorded in `body`.
     fn innermost(
         &mut self,
         body: Option<ScopeId>,
         operation: &'static str,
-    ) -> Result<&mut Scope, BackendError> {
-        if !self.is_open(body) {
-            return Err(refused(operation, ENDED_BODY));
-        }
-        if body != self.bodies.last().map(|open| open.scope.id) {
-            return Err(refused(operation, "the body of a loop inside it is being recorded"));
-        }
-        Ok(self.bodies.last_mut().map_or(&mut self.outermost, |open| &mut open.scope))
+    ) -> Result<&mut Vec<Operation>, BackendError> {
+        recording::check_innermost(&self.bodies, body, operation)?;
+        Ok(self.bodies.last_mut().map_or(&mut self.operations, |open| &mut open.operations))
     }
-}
-
-/// Why a handle of a body takes nothing any more.
-pub(super) const ENDED_BODY: &str = "the loop whose body the stream recorded has ended";
-
-pub(super) fn refused(operation: &'static str, reason: &str) -> BackendError {
-    BackendError::Recording { operation, reason: reason.to_owned() }
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use super::graph::HostRecording;
 use super::operation::Operation;
 use super::part::Part;
-use super::recorder::{ENDED_BODY, Recorder, ScopeId, refused};
+use super::recorder::Recorder;
 use super::worker::{Worker, on_worker_thread};
 use crate::backend::{BackendError, Condition, Retained};
+use crate::recording::{ENDED_BODY, ScopeId, refused};
 use crate::sync::{lock, owned};
 
 /// An ordered queue of work, run by a thread of its own, or the body of a loop being recorded on

@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys;
 
+use super::Recorder;
 use super::position::position;
-use super::{Recorder, refused};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Retained};
 use crate::cuda::device::{Device, recording_begins, recording_ends};
 use crate::cuda::driver::{Driver, DriverError, GraphHandle, StreamHandle, ask_handle};
 use crate::keepsake::{Keeper, Keepsake};
+use crate::recording::refused;
 
 /// What somebody else's recording keeps for this backend.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl Recorder {
             return Err(refused(NAME, "the body of a loop is being recorded"));
         }
         let keepsake = Keepsake::new();
-        self.retained.push(keeper(&keepsake));
+        self.held.keep(&[keeper(&keepsake)]);
         let (branches, conditions) = (self.branches.len(), self.conditions.len());
         self.guest = Some(Guest { keepsake, branches, conditions });
         Ok(())
@@ -180,6 +181,6 @@ unsafe extern "C" fn let_go(held: *mut c_void) {
 }
 
 /// Holds a keepsake for a recording of this backend's own.
-fn keeper(keepsake: &Arc<Keepsake>) -> Arc<Keeper> {
+fn keeper(keepsake: &Arc<Keepsake>) -> Retained {
     Arc::new(Keeper { keepsake: keepsake.clone() })
 }

@@ -1,13 +1,14 @@
 //! Loops of a recording: the body of the innermost records, on a stream of its own.
 
 use super::position::position;
-use super::{MAX_DEPTH, Recorder, ScopeId, refused};
+use super::{MAX_DEPTH, Recorder};
 use crate::backend::{BackendError, Condition};
-use crate::cuda::conditional::{self, LoopCondition, OpenBody};
+use crate::cuda::conditional::{self, OpenBody};
 use crate::cuda::driver::{Driver, DriverError, ask_handle};
 use crate::cuda::graveyard::Grave;
 use crate::cuda::remains::Remains;
 use crate::cuda::stream::BodyStream;
+use crate::recording::{LoopCondition, ScopeId, condition_of, ending, refused};
 
 impl Recorder {
     /// Creates the condition of a loop that will stand in `body`.
@@ -35,19 +36,7 @@ impl Recorder {
         const NAME: &str = "begin_while";
         let stream = self.target(body, NAME)?;
         self.check_capture(driver, stream, NAME)?;
-        let known = self.conditions.iter().position(|known| known.handle == condition.0);
-        let Some(known) = known else {
-            return Err(refused(NAME, "the condition belongs to another recording"));
-        };
-        if self.conditions[known].scope != body {
-            return Err(refused(
-                NAME,
-                "the condition was created for another body of the recording",
-            ));
-        }
-        if self.conditions[known].used {
-            return Err(refused(NAME, "the condition is that of an earlier loop"));
-        }
+        let known = condition_of(&mut self.conditions, |known| *known == condition.0, body)?;
         let at = position(driver, stream)?;
         if self.bodies.len() == MAX_DEPTH {
             return Err(refused(NAME, &format!("loops nest at most {MAX_DEPTH} deep")));
@@ -56,7 +45,7 @@ impl Recorder {
             Some(stream) => stream,
             None => self.device.create_stream()?,
         };
-        self.conditions[known].used = true;
+        known.used = true;
         match conditional::open(driver, self.device.context, stream, &at, inner, condition.0) {
             Ok(graph) => {
                 let id = ScopeId::fresh();
@@ -82,16 +71,7 @@ impl Recorder {
         if let Some(reason) = &self.broken {
             return Err(refused(NAME, reason));
         }
-        let Some(body) = body else {
-            return Err(refused(NAME, "what was given as the body is no body of a loop"));
-        };
-        let depth = self.bodies.len();
-        let Some(open) = self.bodies.last().filter(|open| open.id == body) else {
-            return Err(refused(NAME, "the body is not that of the innermost open loop"));
-        };
-        if outer != depth.checked_sub(2).map(|parent| self.bodies[parent].id) {
-            return Err(refused(NAME, "the loop was not begun on this stream"));
-        }
+        let open = ending(&self.bodies, outer, body)?;
         self.check_capture(driver, open.stream, NAME)?;
         if position(driver, open.stream)?.count == 0 {
             return Err(refused(NAME, "the body is empty, so nothing in it could end the loop"));

@@ -4,9 +4,9 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::refused;
 use crate::backend::BackendError;
 use crate::cuda::driver::{Driver, DriverError, GraphHandle, Handle, StreamHandle};
+use crate::recording::refused;
 
 /// Where a stream stands in the graph that it records.
 pub(in crate::cuda) struct Position {

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Recorder, refused};
+use super::Recorder;
 use crate::backend::BackendError;
 use crate::keepsake::{Keeper, Keepsake};
+use crate::recording::refused;
 
 /// Whoever takes part in a recording that somebody else began.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ impl Recorder {
             return Err(refused(NAME, "the body of a loop is being recorded"));
         }
         let keepsake = Keepsake::new();
-        self.retained.push(Arc::new(Keeper { keepsake: keepsake.clone() }));
+        self.held.keep(&[Arc::new(Keeper { keepsake: keepsake.clone() })]);
         let (branches, conditions) = (self.branches.len(), self.conditions.len());
         self.guest = Some(Guest { keepsake, branches, conditions });
         Ok(())

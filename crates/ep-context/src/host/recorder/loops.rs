@@ -3,22 +3,23 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use super::{Recorder, Scope, ScopeId, refused};
+use super::Recorder;
 use crate::backend::{BackendError, Condition};
 use crate::host::operation::Operation;
+use crate::recording::{Body, LoopCondition, ScopeId, condition_of, ending, refused};
 
+/// The body of a loop while it is recorded.
 #[derive(Debug)]
-pub(super) struct Body {
-    pub(super) scope: Scope,
+pub(super) struct OpenBody {
+    id: ScopeId,
+    pub(super) operations: Vec<Operation>,
     condition: Arc<AtomicU32>,
 }
 
-#[derive(Debug)]
-pub(super) struct LoopCondition {
-    pub(super) word: Arc<AtomicU32>,
-    /// The recording or body that the loop must stand in.
-    scope: ScopeId,
-    pub(super) used: bool,
+impl Body for OpenBody {
+    fn id(&self) -> ScopeId {
+        self.id
+    }
 }
 
 impl Recorder {
@@ -27,11 +28,11 @@ impl Recorder {
         &mut self,
         body: Option<ScopeId>,
     ) -> Result<Condition, BackendError> {
-        let scope = self.innermost(body, "condition")?.id;
-        let word = Arc::new(AtomicU32::new(0));
-        let handle = Condition(handle_of(&word));
-        self.conditions.push(LoopCondition { word, scope, used: false });
-        Ok(handle)
+        self.innermost(body, "condition")?;
+        let handle = Arc::new(AtomicU32::new(0));
+        let condition = Condition(handle_of(&handle));
+        self.conditions.push(LoopCondition { handle, scope: body, used: false });
+        Ok(condition)
     }
 
     /// Opens the body of a loop that stands in `body`.
@@ -40,26 +41,12 @@ impl Recorder {
         body: Option<ScopeId>,
         condition: Condition,
     ) -> Result<ScopeId, BackendError> {
-        const NAME: &str = "begin_while";
-        let scope = self.innermost(body, NAME)?.id;
-        let condition = self
-            .conditions
-            .iter_mut()
-            .find(|candidate| handle_of(&candidate.word) == condition.0)
-            .ok_or_else(|| refused(NAME, "the condition belongs to another recording"))?;
-        if condition.scope != scope {
-            return Err(refused(
-                NAME,
-                "the condition was created for another body of the recording",
-            ));
-        }
-        if condition.used {
-            return Err(refused(NAME, "the condition is that of an earlier loop"));
-        }
+        self.innermost(body, "begin_while")?;
+        let is = |word: &Arc<AtomicU32>| handle_of(word) == condition.0;
+        let condition = condition_of(&mut self.conditions, is, body)?;
         condition.used = true;
-        let scope = Scope::fresh();
-        let id = scope.id;
-        self.bodies.push(Body { scope, condition: condition.word.clone() });
+        let (id, condition) = (ScopeId::fresh(), condition.handle.clone());
+        self.bodies.push(OpenBody { id, operations: Vec::new(), condition });
         Ok(id)
     }
 
@@ -70,22 +57,12 @@ impl Recorder {
         body: Option<ScopeId>,
     ) -> Result<(), BackendError> {
         const NAME: &str = "end_while";
-        let Some(body) = body else {
-            return Err(refused(NAME, "what was given as the body is no body of a loop"));
-        };
-        let depth = self.bodies.len();
-        if self.bodies.last().is_none_or(|open| open.scope.id != body) {
-            return Err(refused(NAME, "the body is not that of the innermost open loop"));
-        }
-        if outer != depth.checked_sub(2).map(|parent| self.bodies[parent].scope.id) {
-            return Err(refused(NAME, "the loop was not begun on this stream"));
-        }
-        if self.bodies[depth - 1].scope.operations.is_empty() {
+        if ending(&self.bodies, outer, body)?.operations.is_empty() {
             return Err(refused(NAME, "the body is empty, so nothing in it could end the loop"));
         }
-        if let Some(Body { scope, condition }) = self.bodies.pop() {
-            let operation = Operation::While { condition, body: scope.operations };
-            self.innermost(outer, NAME)?.operations.push(operation);
+        if let Some(OpenBody { operations, condition, .. }) = self.bodies.pop() {
+            let operation = Operation::While { condition, body: operations };
+            self.innermost(outer, NAME)?.push(operation);
         }
         Ok(())
     }
