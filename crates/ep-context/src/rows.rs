@@ -19,13 +19,21 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::account::{Charge, MemoryAccount};
-use crate::backend::{Backend, BackendError, GrowableMemory, Retained};
-use crate::buffer::{Buffer, DeviceSlice, RowsOf};
+use crate::account::MemoryAccount;
+use crate::backend::{Backend, BackendError, GrowableMemory};
+use crate::buffer::{Buffer, DeviceSlice};
 use crate::context::EpContext;
 use crate::keepsake::reclaim;
 use crate::queue::Queue;
 use crate::sync::lock;
+
+mod buffer;
+mod growth;
+
+pub use buffer::RowBuffer;
+pub use growth::PlannedGrowth;
+
+use buffer::{Column, Settled, shrink};
 
 /// A [`RowShape`] as kernels read it.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -53,17 +61,6 @@ struct Inner<B: Backend> {
     state: Mutex<State<B>>,
 }
 
-/// Rows for which every column has memory that no plan may take back: slices cover them. Views are
-/// made, and a trim looks whether there are any, while it is locked.
-#[derive(Debug)]
-struct Settled(Mutex<u32>);
-
-impl Settled {
-    fn lock(&self) -> MutexGuard<'_, u32> {
-        lock(&self.0)
-    }
-}
-
 struct State<B: Backend> {
     capacity: u32,
     /// Rows for which every column has memory: at least the capacity, and more after it was lowered,
@@ -73,34 +70,6 @@ struct State<B: Backend> {
     next_generation: u64,
     planned: Option<RowShape>,
     columns: Vec<Arc<Column<B>>>,
-}
-
-struct Column<B: Backend> {
-    memory: B::Growable,
-    label: &'static str,
-    row_bytes: usize,
-    charge: Charge,
-    /// Slices, queued work and graphs that may touch the rows.
-    views: AtomicUsize,
-}
-
-/// Counts as a view of its column until the last slice, operation or graph that holds it is gone.
-struct View<B: Backend> {
-    column: Arc<Column<B>>,
-}
-
-impl<B: Backend> View<B> {
-    fn of(column: &Arc<Column<B>>) -> Arc<Self> {
-        column.views.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { column: column.clone() })
-    }
-}
-
-impl<B: Backend> Drop for View<B> {
-    fn drop(&mut self) {
-        // Release: what the view's work did comes before a trim that acquires the count.
-        self.column.views.fetch_sub(1, Ordering::Release);
-    }
 }
 
 /// The number of rows for which something was shaped, and which change of capacity it followed.
@@ -352,22 +321,6 @@ impl<B: Backend> RowSet<B> {
     }
 }
 
-/// Unmaps the pages of `column` behind `rows` rows and returns their charge.
-///
-/// # Safety
-///
-/// No queued, running or later work touches rows behind `rows`.
-unsafe fn shrink<B: Backend>(column: &Column<B>, rows: u32) {
-    let bytes = column.row_bytes * rows as usize;
-    // SAFETY: passed on to the caller.
-    let trimmed = unsafe { column.memory.trim(bytes) };
-    match trimmed {
-        Ok(()) => column.charge.shrink_to(bytes as u64),
-        // The pages stay mapped and charged: nothing is lost but memory.
-        Err(error) => tracing::warn!(buffer = column.label, %error, "could not unmap rows"),
-    }
-}
-
 fn bytes_of(row_bytes: usize, rows: u32, label: &'static str) -> Result<usize, BackendError> {
     row_bytes.checked_mul(rows as usize).ok_or_else(|| BackendError::OutOfMemory {
         what: label.to_owned(),
@@ -389,153 +342,5 @@ impl<B: Backend> fmt::Debug for RowSet<B> {
             .field("shape", &self.shape())
             .field("max_rows", &self.inner.max_rows)
             .finish()
-    }
-}
-
-/// One buffer of a row set. A clone is the same buffer.
-pub struct RowBuffer<B: Backend> {
-    column: Arc<Column<B>>,
-    settled: Arc<Settled>,
-    set: u64,
-    max_rows: u32,
-}
-
-impl<B: Backend> RowBuffer<B> {
-    /// The device address of row 0; it never changes.
-    pub fn address(&self) -> u64 {
-        self.column.memory.address()
-    }
-
-    /// The bytes of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.column.row_bytes
-    }
-
-    /// The [`RowSet::id`] of the set that it belongs to.
-    pub fn set_id(&self) -> u64 {
-        self.set
-    }
-
-    /// The rows for which addresses are reserved.
-    pub fn max_rows(&self) -> u32 {
-        self.max_rows
-    }
-
-    /// All reserved addresses as a slice that keeps the buffer alive. It [holds](DeviceSlice::held) the
-    /// rows that have memory now, but for those of a growth that is only planned; a kernel may touch
-    /// rows below the capacity that it finds on the device.
-    pub fn slice(&self) -> DeviceSlice<'static, B> {
-        let rows = RowsOf { set: self.set, row_bytes: self.column.row_bytes };
-        let bytes = rows.row_bytes * self.max_rows as usize;
-        let settled = self.settled.lock();
-        let (owner, held) = (View::of(&self.column), rows.row_bytes * *settled as usize);
-        drop(settled);
-        // SAFETY: 1. the addresses belong to the column until it is dropped, and a view of it is the
-        // owner. Settled rows have memory, which is unmapped by a trim only, and that is refused while
-        // there is a view; one that came just before has lowered what is settled. 2. A capacity is
-        // published once every column has memory for it, and what lies below it is not unmapped before
-        // a lower one was published, in the order of all work that reads it, nor while there is a
-        // view. 3. Is for whoever queues work on the slice.
-        unsafe { DeviceSlice::of_rows(owner, self.address(), bytes, held, rows) }
-    }
-
-    /// What keeps the buffer alive, for queued work.
-    pub fn retain(&self) -> Retained {
-        let settled = self.settled.lock();
-        let view = View::of(&self.column);
-        drop(settled);
-        view
-    }
-}
-
-impl<B: Backend> Clone for RowBuffer<B> {
-    fn clone(&self) -> Self {
-        Self {
-            column: self.column.clone(),
-            settled: self.settled.clone(),
-            set: self.set,
-            max_rows: self.max_rows,
-        }
-    }
-}
-
-impl<B: Backend> fmt::Debug for RowBuffer<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RowBuffer")
-            .field("label", &self.column.label)
-            .field("row_bytes", &self.column.row_bytes)
-            .field("max_rows", &self.max_rows)
-            .finish()
-    }
-}
-
-/// Memory that is mapped for a capacity that does not hold yet.
-///
-/// Settle it with [`commit`](Self::commit) or [`cancel`](Self::cancel). Merely dropped, the memory
-/// stays mapped for a later growth and the capacity stays as it was.
-#[must_use = "commit or cancel it"]
-pub struct PlannedGrowth<B: Backend> {
-    set: RowSet<B>,
-    shape: RowShape,
-    mapped_before: u32,
-    settled: bool,
-}
-
-impl<B: Backend> PlannedGrowth<B> {
-    /// The capacity and generation once committed.
-    pub fn shape(&self) -> RowShape {
-        self.shape
-    }
-
-    /// Makes the planned capacity hold: for the host at once, for the device in the order of `queue`.
-    ///
-    /// # Errors
-    ///
-    /// What the backend reports; the capacity then stays as it was and the memory mapped.
-    ///
-    /// # Safety
-    ///
-    /// Work that reads the capacity or the generation on the device is ordered with `queue`, before this
-    /// or behind it: it runs on the same stream, or on one that [`Backend::order`] or the host has ordered
-    /// with it. That is every step which receives into the set, and every replay of one. Work at the
-    /// same time may read either capacity, and with the larger one touch rows that a trim has unmapped.
-    pub unsafe fn commit(mut self, queue: &Queue<'static, B>) -> Result<(), BackendError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.set.publish(queue, self.shape) }?;
-        let mut state = self.set.lock();
-        state.capacity = self.shape.rows;
-        state.generation = self.shape.generation;
-        self.set.settle(&mut state);
-        drop(state);
-        self.settled = true;
-        Ok(())
-    }
-
-    /// Gives the memory back. What was recorded for the planned shape is stale for ever.
-    pub fn cancel(mut self) {
-        let mut state = self.set.lock();
-        state.planned = None;
-        state.mapped = self.mapped_before;
-        for column in &state.columns {
-            // SAFETY: the rows behind those that had memory before were neither published nor settled,
-            // so that no work touches them and no slice holds them.
-            unsafe { shrink(column, self.mapped_before) };
-        }
-        drop(state);
-        self.settled = true;
-    }
-}
-
-impl<B: Backend> Drop for PlannedGrowth<B> {
-    fn drop(&mut self) {
-        if !self.settled {
-            self.set.settle(&mut self.set.lock());
-        }
-    }
-}
-
-impl<B: Backend> fmt::Debug for PlannedGrowth<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlannedGrowth").field("set", &self.set).field("shape", &self.shape).finish()
     }
 }
