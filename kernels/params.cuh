@@ -179,8 +179,10 @@ struct ReducePushParams {
     u32 push;
     u32 release;
     u32 weighted;
+    u32 row_limit;
+    u32 reserved;
 };
-SAME_LAYOUT(ReducePushParams, 440, weighted, 436);
+SAME_LAYOUT(ReducePushParams, 448, reserved, 444);
 
 struct FoldParams {
     Geometry geometry;
@@ -200,8 +202,10 @@ struct ReduceParams {
     HandleParams handle;
     u64 output;
     u64 weight_grads;
+    u32 num_tokens;
+    u32 reserved;
 };
-SAME_LAYOUT(ReduceParams, 424, weight_grads, 416);
+SAME_LAYOUT(ReduceParams, 432, reserved, 428);
 
 struct RestageParams {
     Geometry geometry;
@@ -211,9 +215,9 @@ struct RestageParams {
     u64 state;
     u64 rows;
     u32 ordinal;
-    u32 reserved;
+    u32 num_tokens;
 };
-SAME_LAYOUT(RestageParams, 432, reserved, 428);
+SAME_LAYOUT(RestageParams, 432, num_tokens, 428);
 
 struct AcquireParams {
     Geometry geometry;
@@ -232,8 +236,10 @@ struct RegatherParams {
     HandleParams handle;
     u64 rows;
     u64 expert_rows;
+    u32 row_limit;
+    u32 whole;
 };
-SAME_LAYOUT(RegatherParams, 424, expert_rows, 416);
+SAME_LAYOUT(RegatherParams, 432, whole, 428);
 
 struct PushWeightGradsParams {
     Geometry geometry;

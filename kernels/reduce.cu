@@ -32,11 +32,18 @@ __device__ __forceinline__ void add_partials(const ReduceParams &p, const Blocks
 
 extern "C" __global__ void __launch_bounds__(256, 2) reduce(const __grid_constant__ ReduceParams p) {
     const Geometry &g = p.geometry;
-    if (faulted(wait::Waiter(p.wait))) {
+    const wait::Waiter waiter(p.wait);
+    if (faulted(waiter)) {
         return;
     }
     const Blocks blocks(p.lane, g);
     const u32 tokens = at<const WindowState>(p.handle.window)->tokens;
+    if (tokens > p.num_tokens) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Combine, g.rank);
+        }
+        return;
+    }
     if (p.output != 0) {
         add_partials(p, blocks, tokens);
     }

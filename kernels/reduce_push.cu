@@ -55,7 +55,11 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const Blocks blocks(p.lane, p.geometry);
     const WindowState &window = *at<const WindowState>(p.handle.window);
     if (!faulted(waiter) && p.push != 0) {
-        push(p, blocks, window);
+        if (u32(*at<const i32>(p.handle.total)) <= p.row_limit) {
+            push(p, blocks, window);
+        } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+            waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Combine, p.geometry.rank);
+        }
     }
     if (p.release != 0 && last_to_arrive(at<LaneState>(p.lane.state)) && !faulted(waiter)) {
         release(p, blocks, waiter, window.end);

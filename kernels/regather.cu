@@ -59,11 +59,21 @@ __device__ __forceinline__ void bring(const RegatherParams &p, const Blocks &blo
 extern "C" __global__ void __launch_bounds__(256, 2)
     regather(const __grid_constant__ RegatherParams p) {
     const Geometry &g = p.geometry;
-    if (faulted(wait::Waiter(p.wait))) {
+    const wait::Waiter waiter(p.wait);
+    if (faulted(waiter)) {
+        return;
+    }
+    const WindowState *window = at<const WindowState>(p.handle.window);
+    // Which dispatch filled the handle last, replays decide.
+    const bool too_long = u32(*at<const i32>(p.handle.total)) > p.row_limit;
+    if (too_long || (p.whole != 0 && window->begin != 0)) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            waiter.fail(too_long ? wait::FaultKind::TooManyTokens : wait::FaultKind::OutOfStep,
+                        wait::Phase::Dispatch, g.rank);
+        }
         return;
     }
     const Blocks blocks(p.lane, g);
-    const WindowState *window = at<const WindowState>(p.handle.window);
     const u32 count = window->end - window->begin;
     for (u32 i = rows::warp(); i < count; i += rows::warps()) {
         bring(p, blocks, at<const WindowItem>(p.handle.items)[i]);

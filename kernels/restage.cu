@@ -3,9 +3,9 @@
 // Stages the gradients of a rank's outputs and clears where gradients of weights arrive; the last
 // block to be done signals every rank.
 
-__device__ __forceinline__ void prepare(const RestageParams &p, const Blocks &blocks) {
+__device__ __forceinline__ void prepare(const RestageParams &p, const Blocks &blocks,
+                                        u32 tokens) {
     const Geometry &g = p.geometry;
-    const u32 tokens = at<const WindowState>(p.handle.window)->tokens;
     u8 *staging = blocks.own<u8>(g.lane.staging);
     if (p.rows != u64(staging)) {
         stage::copy({blockIdx.x, gridDim.x}, staging, p.rows, u64(tokens) * g.sum_bytes);
@@ -45,8 +45,15 @@ extern "C" __global__ void __launch_bounds__(512, 1) restage(const __grid_consta
     const wait::Waiter waiter(p.wait);
     const Blocks blocks(p.lane, p.geometry);
     if (!faulted(waiter)) {
-        prepare(p, blocks);
+        // Which dispatch filled the handle last, replays decide.
+        const u32 tokens = at<const WindowState>(p.handle.window)->tokens;
+        if (tokens <= p.num_tokens) {
+            prepare(p, blocks, tokens);
+        } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+            waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Dispatch, p.geometry.rank);
+        }
     }
+    // Nothing is announced where any block raised or found a fault.
     if (last_to_arrive(at<LaneState>(p.lane.state)) && !faulted(waiter)) {
         announce(p, blocks, waiter);
     }

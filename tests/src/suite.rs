@@ -95,6 +95,13 @@ macro_rules! conformance_suite {
                 dropped_rows_have_no_gradients,
                 rounds_give_the_same_gradients,
                 backward_passes_that_cannot_be_are_refused;
+            kept:
+                a_refused_dispatch_changes_no_handle,
+                gradients_of_fewer_tokens_than_were_sent_are_a_fault,
+                gradients_of_fewer_rows_than_were_received_are_a_fault,
+                a_trim_ends_what_handles_hold,
+                handles_that_rounds_filled_are_refused,
+                a_handle_that_another_step_fills_is_refused;
             maps:
                 maps_change_under_one_graph,
                 moving_experts_changes_no_bit_of_their_sums,
@@ -129,7 +136,8 @@ macro_rules! conformance_suite {
                 halves_equal_the_oracle,
                 every_rank_splits_as_it_likes,
                 halves_one_after_the_other_never_wait,
-                halves_out_of_order_are_refused;
+                halves_out_of_order_are_refused,
+                second_halves_with_other_arguments_are_refused;
             epochs:
                 epochs_wrap,
                 step_numbers_wrap,

@@ -81,9 +81,11 @@ pub enum FaultKind {
     Timeout = 1,
     /// The host of the culprit asked for an end.
     Aborted = 2,
-    /// The culprit signalled a step or dispatch other than the one waited for.
+    /// The culprit signalled a step or dispatch other than the one waited for, or goes back along a handle that
+    /// holds another dispatch than its backward pass was queued for.
     OutOfStep = 3,
-    /// The culprit asked to send more tokens than its staging area holds.
+    /// The culprit has more tokens or rows than there is memory for: more tokens to send than its dispatch may,
+    /// or more of either in a handle than its combine or backward pass was queued for.
     TooManyTokens = 4,
     /// An operation of the culprit failed while it ran.
     Failed = 5,
@@ -114,7 +116,7 @@ impl fmt::Display for FaultKind {
             FaultKind::Timeout => "did not signal within the deadline",
             FaultKind::Aborted => "was aborted by its host",
             FaultKind::OutOfStep => "is in another step or dispatch than its peers",
-            FaultKind::TooManyTokens => "was given more tokens than its staging area holds",
+            FaultKind::TooManyTokens => "has more tokens or rows than it was given memory for",
             FaultKind::Failed => "failed while an operation ran",
             FaultKind::NoProgress => "has fewer receive rows than a single token needs",
             FaultKind::Gone => "ended without leaving the group",

@@ -68,6 +68,8 @@ struct State<B: Backend> {
     mapped: u32,
     generation: u64,
     next_generation: u64,
+    /// How often rows were given back.
+    trims: u64,
     planned: Option<RowShape>,
     columns: Vec<Arc<Column<B>>>,
 }
@@ -119,6 +121,7 @@ impl<B: Backend> RowSet<B> {
                     mapped: capacity,
                     generation: 1,
                     next_generation: 2,
+                    trims: 0,
                     planned: None,
                     columns: Vec::new(),
                 }),
@@ -177,6 +180,12 @@ impl<B: Backend> RowSet<B> {
     pub fn recording_shape(&self) -> RowShape {
         let state = self.lock();
         state.planned.unwrap_or(RowShape { rows: state.capacity, generation: state.generation })
+    }
+
+    /// How often [`RowSet::trim`] has given rows back: what those held is gone, also where there is memory in
+    /// their place again.
+    pub fn trims(&self) -> u64 {
+        self.lock().trims
     }
 
     /// A number that tells this set from every other of the process.
@@ -263,7 +272,7 @@ impl<B: Backend> RowSet<B> {
         Ok(())
     }
 
-    /// Unmaps the memory behind the capacity, where a smaller capacity left some.
+    /// Unmaps the memory behind the capacity, where a smaller capacity left some; [`RowSet::trims`] counts it.
     ///
     /// # Errors
     ///
@@ -286,6 +295,7 @@ impl<B: Backend> RowSet<B> {
         }
         *settled = state.capacity;
         drop(settled);
+        state.trims += u64::from(state.mapped > state.capacity);
         for column in &state.columns {
             // SAFETY: no slice, queued operation or graph held the column, as was just seen under the
             // lock under which new ones are made, and those hold no more than the capacity.

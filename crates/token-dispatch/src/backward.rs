@@ -20,7 +20,7 @@ use crate::kernels;
 use crate::lane::Lane;
 use crate::launch;
 use crate::params::{AcquireParams, PushWeightGradsParams, RegatherParams, RestageParams};
-use crate::step::Step;
+use crate::step::{Bounds, Step};
 
 /// The arguments of a combine's backward pass.
 #[derive(Debug)]
@@ -76,6 +76,14 @@ pub struct RoundsBackward<'s, 'a, B: Backend> {
     pub weight_grads: Option<DeviceSlice<'a, B>>,
 }
 
+/// What the receiver's half may find in the handle.
+#[derive(Clone, Copy, Debug)]
+struct Received {
+    bounds: Bounds,
+    /// All that was received, rather than a later window of it.
+    whole: bool,
+}
+
 impl<B: Backend> Lane<B> {
     /// Queues the backward pass of a combine. Opens a pair on this lane that
     /// [`Lane::dispatch_backward`] closes.
@@ -83,8 +91,14 @@ impl<B: Backend> Lane<B> {
     /// # Errors
     ///
     /// [`DispatchError::Order`] without
-    /// [`backward`](crate::DispatchConfigBuilder::backward) or if a pair is open;
+    /// [`backward`](crate::DispatchConfigBuilder::backward), if a pair is open, and if no dispatch was queued or
+    /// recorded into the handle, if the last one ran in rounds, or if receive rows were given back since;
     /// [`DispatchError::Argument`] for a slice that is too short.
+    ///
+    /// The last that was queued or recorded has to be the last that has run. Where replays leave another one in
+    /// the handle, with more tokens or rows than there is memory for or a window of several, this is a fault of
+    /// the rank: [`FaultKind::TooManyTokens`](ep_context::FaultKind::TooManyTokens) or
+    /// [`FaultKind::OutOfStep`](ep_context::FaultKind::OutOfStep).
     pub fn combine_backward<'a>(
         &self,
         step: &mut Step<'a, B>,
@@ -92,23 +106,24 @@ impl<B: Backend> Lane<B> {
     ) -> Result<(), DispatchError> {
         const OP: &str = "combine backward";
         self.check_backward(OP)?;
-        let limit = step.row_limit(args.handle.rows());
+        let tokens = self.check_kept(OP, args.handle)?;
+        let bounds = Bounds { tokens, rows: step.row_limit(args.handle.rows()) };
         let argument = "length of the row gradients in bytes";
-        self.check_received(OP, argument, &args.row_grads, args.handle, limit)?;
+        self.check_received(OP, argument, &args.row_grads, args.handle, bounds.rows)?;
         if let Some(rows) = &args.expert_rows {
             let argument = "length of the expert rows in bytes";
-            self.check_received(OP, argument, rows, args.handle, limit)?;
+            self.check_received(OP, argument, rows, args.handle, bounds.rows)?;
         }
-        let tokens = args.handle.most_tokens();
         self.check_rows(OP, "length of the output gradients in bytes", &args.output_grads, tokens)?;
-        let ordinal = step.open(self, args.handle, tokens)?;
-        self.restage(step, args.handle, &args.output_grads, ordinal)?;
+        let ordinal = step.open(self, args.handle, bounds)?;
+        self.restage(step, args.handle, &args.output_grads, ordinal, bounds)?;
         let expert_rows = match self.dispatcher().config().weighting() {
             Weighting::Combine => args.expert_rows.as_ref(),
             Weighting::Caller => None,
         };
         self.acquire(step, args.handle, ordinal)?;
-        self.regather(step, args.handle, &args.row_grads, expert_rows)
+        let received = Received { bounds, whole: true };
+        self.regather(step, args.handle, &args.row_grads, expert_rows, received)
     }
 
     /// Queues the backward pass of a dispatch, after [`Lane::combine_backward`] into the same handle.
@@ -123,19 +138,20 @@ impl<B: Backend> Lane<B> {
         args: &DispatchBackward<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
         const OP: &str = "dispatch backward";
-        let limit = step.row_limit(args.handle.rows());
+        let bounds = step.bounds_of(self, args.handle);
         let argument = "length of the row gradients in bytes";
-        self.check_received(OP, argument, &args.row_grads, args.handle, limit)?;
-        let tokens = args.handle.most_tokens();
-        self.check_grads(OP, &args.token_grads, args.weight_grads.as_ref(), tokens)?;
+        self.check_received(OP, argument, &args.row_grads, args.handle, bounds.rows)?;
+        self.check_grads(OP, &args.token_grads, args.weight_grads.as_ref(), bounds.tokens)?;
+        let row_weights = args.row_weight_grads.as_ref();
+        self.check_row_weights(OP, row_weights, args.handle, bounds.rows)?;
         let ordinal = step.close(self, args.handle.id())?;
-        if let Some(grads) = &args.row_weight_grads {
-            self.push_weight_grads(step, args.handle, grads, limit)?;
+        if let Some(grads) = row_weights {
+            self.push_weight_grads(step, args.handle, grads)?;
         }
         let parts = PushParts { push: true, release: true, weighted: false };
-        self.reduce_push(step, args.handle, &args.row_grads, ordinal, parts)?;
+        self.reduce_push(step, args.handle, &args.row_grads, ordinal, parts, bounds)?;
         let (tokens, weights) = (Some(&args.token_grads), args.weight_grads.as_ref());
-        self.reduce(step, args.handle, tokens, weights, ordinal)
+        self.reduce(step, args.handle, tokens, weights, ordinal, bounds)
     }
 
     /// Records the backward pass of [`Lane::rounds`]: routes are built again, and a loop on the device
@@ -162,9 +178,11 @@ impl<B: Backend> Lane<B> {
         let most = dispatch.most_tokens().0 as u32;
         self.check_rows(OP, "length of the output gradients in bytes", &args.output_grads, most)?;
         self.check_grads(OP, &args.token_grads, args.weight_grads.as_ref(), most)?;
+        self.check_row_weights(OP, args.row_weight_grads.as_ref(), handle, limit)?;
+        let bounds = Bounds { tokens: most, rows: limit };
         let ordinal = self.send(step, dispatch)?;
-        let gradients = step.open_beside(beside, handle, most)?;
-        beside.restage(step, handle, &args.output_grads, gradients)?;
+        let gradients = step.open_beside(beside, handle, bounds)?;
+        beside.restage(step, handle, &args.output_grads, gradients, bounds)?;
         let condition = step.condition()?;
         self.count(step, handle, ordinal, Some(condition))?;
         beside.acquire(step, handle, gradients)?;
@@ -176,21 +194,23 @@ impl<B: Backend> Lane<B> {
             self.window(step, handle, Some(condition))?;
             self.gather(step, dispatch)?;
             recompute(step)?;
-            beside.regather(step, handle, &args.row_grads, expert_rows)?;
+            let received = Received { bounds, whole: false };
+            beside.regather(step, handle, &args.row_grads, expert_rows, received)?;
             backward(step)?;
             if let Some(grads) = &args.row_weight_grads {
-                beside.push_weight_grads(step, handle, grads, limit)?;
+                beside.push_weight_grads(step, handle, grads)?;
             }
             let parts = PushParts { push: true, release: false, weighted: false };
-            Ok(self.reduce_push(step, handle, &args.row_grads, ordinal, parts)?)
+            Ok(self.reduce_push(step, handle, &args.row_grads, ordinal, parts, bounds)?)
         })?;
         step.close(self, handle.id())?;
         step.close(beside, handle.id())?;
         let parts = PushParts { push: false, release: true, weighted: false };
-        self.reduce_push(step, handle, &args.row_grads, ordinal, parts)?;
-        beside.reduce_push(step, handle, &args.row_grads, gradients, parts)?;
-        self.reduce(step, handle, Some(&args.token_grads), None, ordinal)?;
-        Ok(beside.reduce(step, handle, None, args.weight_grads.as_ref(), gradients)?)
+        self.reduce_push(step, handle, &args.row_grads, ordinal, parts, bounds)?;
+        beside.reduce_push(step, handle, &args.row_grads, gradients, parts, bounds)?;
+        self.reduce(step, handle, Some(&args.token_grads), None, ordinal, bounds)?;
+        let weights = args.weight_grads.as_ref();
+        Ok(beside.reduce(step, handle, None, weights, gradients, bounds)?)
     }
 
     fn check_backward(&self, operation: &'static str) -> Result<(), DispatchError> {
@@ -202,6 +222,41 @@ impl<B: Backend> Lane<B> {
             rank: self.dispatcher().rank(),
             reason: "the dispatcher was configured without backward passes".to_owned(),
         })
+    }
+
+    /// Checks that the handle may hold what one dispatch received, and returns the most tokens that it sent.
+    fn check_kept(
+        &self,
+        operation: &'static str,
+        handle: &Handle<B>,
+    ) -> Result<u32, DispatchError> {
+        let reason = match handle.filled() {
+            None => "no dispatch was queued into the handle",
+            Some(fill) if fill.in_rounds => {
+                "the handle was filled in rounds and holds the last window only; use Lane::rounds_backward"
+            }
+            Some(fill) if fill.trims != handle.rows().trims() => {
+                "receive rows were given back since the handle was filled, and what it holds with them"
+            }
+            Some(fill) => return Ok(fill.tokens),
+        };
+        let rank = self.dispatcher().rank();
+        Err(DispatchError::Order { operation, rank, reason: reason.to_owned() })
+    }
+
+    fn check_row_weights(
+        &self,
+        operation: &'static str,
+        grads: Option<&DeviceSlice<'_, B>>,
+        handle: &Handle<B>,
+        rows: u32,
+    ) -> Result<(), DispatchError> {
+        let Some(grads) = grads else { return Ok(()) };
+        let geometry = &self.dispatcher().inner.geometry;
+        let width = if geometry.flat == 0 { 1 } else { geometry.flat_width as usize };
+        let argument = "length of the row weight gradients in bytes";
+        self.has_received(operation, argument, grads, handle, (rows, width * size_of::<f32>()))?;
+        self.aligned_to(operation, "address of the row weight gradients", grads, 4)
     }
 
     fn check_grads(
@@ -230,6 +285,7 @@ impl<B: Backend> Lane<B> {
         handle: &Handle<B>,
         rows: &DeviceSlice<'a, B>,
         ordinal: u32,
+        bounds: Bounds,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let params = RestageParams {
@@ -240,10 +296,10 @@ impl<B: Backend> Lane<B> {
             state: inner.shared.state.address(),
             rows: rows.address(),
             ordinal,
-            reserved: 0,
+            num_tokens: bounds.tokens,
         };
-        // SAFETY: addresses lie in `rows` or what is retained; the handle's dispatch sent no more
-        // tokens than were checked. The pair is this step's alone.
+        // SAFETY: addresses lie in `rows` or what is retained; more tokens than were checked are a fault.
+        // The pair is this step's alone.
         Ok(unsafe {
             step.queue().launch::<kernels::Restage>(
                 &inner.kernels.restage,
@@ -290,6 +346,7 @@ impl<B: Backend> Lane<B> {
         handle: &Handle<B>,
         rows: &DeviceSlice<'a, B>,
         expert_rows: Option<&DeviceSlice<'a, B>>,
+        received: Received,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let params = RegatherParams {
@@ -299,11 +356,13 @@ impl<B: Backend> Lane<B> {
             handle: handle.params(),
             rows: rows.address(),
             expert_rows: expert_rows.map_or(0, DeviceSlice::address),
+            row_limit: received.bounds.rows,
+            whole: u32::from(received.whole),
         };
         let uses: SmallVec<[&DeviceSlice<'a, B>; 2]> =
             [rows].into_iter().chain(expert_rows).collect();
-        // SAFETY: addresses lie in `uses` or what is retained; rows are those of the handle's window,
-        // below the limit that was checked.
+        // SAFETY: addresses lie in `uses` or what is retained; rows beyond the limit that was checked are a
+        // fault.
         Ok(unsafe {
             step.queue().launch::<kernels::Regather>(
                 &inner.kernels.regather,
@@ -320,18 +379,8 @@ impl<B: Backend> Lane<B> {
         step: &Step<'a, B>,
         handle: &Handle<B>,
         grads: &DeviceSlice<'a, B>,
-        limit: u32,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
-        let width = match inner.geometry.flat {
-            0 => 1,
-            _ => inner.geometry.flat_width as usize,
-        };
-        let rows = (limit, width * size_of::<f32>());
-        let argument = "length of the row weight gradients in bytes";
-        self.has_received("dispatch backward", argument, grads, handle, rows)?;
-        let argument = "address of the row weight gradients";
-        self.aligned_to("dispatch backward", argument, grads, 4)?;
         let params = PushWeightGradsParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),
@@ -339,7 +388,9 @@ impl<B: Backend> Lane<B> {
             handle: handle.params(),
             row_grads: grads.address(),
         };
-        // SAFETY: as for the receiver's half.
+        // SAFETY: addresses lie in `grads` or what is retained. The receiver's half of the same pair, queued
+        // before, has raised a fault if the handle has rows beyond the limit that was checked, and nothing
+        // has filled the handle since.
         Ok(unsafe {
             step.queue().launch::<kernels::PushWeightGrads>(
                 &inner.kernels.push_weight_grads,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ep_context::{Backend, DeviceSlice, RowBuffer};
 
-use crate::dispatch::Dispatch;
+use crate::dispatch::{Dispatch, Sent};
 use crate::error::DispatchError;
 use crate::handle::Handle;
 use crate::lane::Lane;
@@ -66,6 +66,43 @@ impl<B: Backend> Lane<B> {
             }
             None => Ok(()),
         }
+    }
+
+    /// Checks that the receiver's half of a dispatch is given what the sender's was: it reads this rank's own
+    /// tokens where that one found them, as many as that one has listed.
+    pub(crate) fn check_sent(
+        &self,
+        args: &Dispatch<'_, '_, B>,
+        sent: &Sent,
+    ) -> Result<(), DispatchError> {
+        const OP: &str = "dispatch_receive";
+        let given = args.sent();
+        for (argument, given, sent) in [
+            ("address of the tokens", given.tokens, sent.tokens),
+            ("address of the scales", given.scales, sent.scales),
+            ("address of topk_ids", given.topk_ids, sent.topk_ids),
+            ("address of topk_weights", given.topk_weights, sent.topk_weights),
+            ("address of the number of tokens", given.count_word, sent.count_word),
+        ] {
+            if given != sent {
+                let limit = format!("{sent:#x}, as in dispatch_send");
+                return Err(self.argument(OP, argument, format!("{given:#x}"), limit));
+            }
+        }
+        for (argument, given, sent) in [
+            ("bytes of an id", given.id_bytes, sent.id_bytes),
+            ("number of tokens", given.most, sent.most),
+        ] {
+            if given != sent {
+                return Err(self.argument(
+                    OP,
+                    argument,
+                    given,
+                    format!("{sent}, as in dispatch_send"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that what a dispatch copies, the first `bytes` bytes of `from`, does not lie in `area`,

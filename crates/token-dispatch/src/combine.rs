@@ -11,7 +11,7 @@ use crate::launch;
 use crate::params::{
     FoldParams, HALF_RECEIVE, HALF_SEND, PushCombineParams, ReduceParams, ReducePushParams,
 };
-use crate::step::{Step, StepMode};
+use crate::step::{Bounds, Step, StepMode};
 
 /// The arguments of a combine.
 #[derive(Debug)]
@@ -48,14 +48,14 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        self.check_combine("combine", step, args)?;
-        let pushed = step.was_pushed(self, args.handle.id());
+        let bounds = self.check_combine("combine", step, args)?;
+        let pushed = step.was_pushed(self, args.handle);
         let ordinal = step.close(self, args.handle.id())?;
         if pushed {
             return self.push_back(step, args, ordinal, HALF_SEND | HALF_RECEIVE);
         }
-        self.return_sums(step, args, ordinal)?;
-        self.reduce(step, args.handle, Some(&args.output), None, ordinal)
+        self.return_sums(step, args, ordinal, bounds)?;
+        self.reduce(step, args.handle, Some(&args.output), None, ordinal, bounds)
     }
 
     /// Queues a combine but for the half of the tokens' owner, which [`Lane::combine_receive`] queues:
@@ -69,12 +69,12 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        self.check_combine("combine_send", step, args)?;
+        let bounds = self.check_combine("combine_send", step, args)?;
         let ordinal = step.send_back(self, args.handle.id())?;
-        if step.was_pushed(self, args.handle.id()) {
+        if step.was_pushed(self, args.handle) {
             return self.push_back(step, args, ordinal, HALF_SEND);
         }
-        self.return_sums(step, args, ordinal)
+        self.return_sums(step, args, ordinal, bounds)
     }
 
     /// Queues the half of a combine of the tokens' owner: waits on the device for every rank, and adds
@@ -88,22 +88,22 @@ impl<B: Backend> Lane<B> {
         step: &mut Step<'a, B>,
         args: &Combine<'_, 'a, B>,
     ) -> Result<(), DispatchError> {
-        self.check_combine("combine_receive", step, args)?;
-        let pushed = step.was_pushed(self, args.handle.id());
+        let bounds = self.check_combine("combine_receive", step, args)?;
+        let pushed = step.was_pushed(self, args.handle);
         let ordinal = step.close_returned(self, args.handle.id())?;
         if pushed {
             return self.push_back(step, args, ordinal, HALF_RECEIVE);
         }
-        self.reduce(step, args.handle, Some(&args.output), None, ordinal)
+        self.reduce(step, args.handle, Some(&args.output), None, ordinal, bounds)
     }
 
-    /// Checks the arguments of a combine.
+    /// Checks the arguments of a combine, and returns what they are enough for.
     fn check_combine(
         &self,
         operation: &'static str,
         step: &Step<'_, B>,
         args: &Combine<'_, '_, B>,
-    ) -> Result<(), DispatchError> {
+    ) -> Result<Bounds, DispatchError> {
         if step.options().mode == StepMode::Rounds {
             return Err(DispatchError::Order {
                 operation,
@@ -111,11 +111,12 @@ impl<B: Backend> Lane<B> {
                 reason: "the step runs in rounds; use Lane::rounds".to_owned(),
             });
         }
-        let limit = step.row_limit(args.handle.rows());
+        let bounds = step.bounds_of(self, args.handle);
         let rows = "length of the expert rows in bytes";
-        self.check_received(operation, rows, &args.expert_rows, args.handle, limit)?;
-        let most = step.tokens_of(self, args.handle.id());
-        self.check_rows(operation, "length of the output in bytes", &args.output, most)
+        self.check_received(operation, rows, &args.expert_rows, args.handle, bounds.rows)?;
+        let output = "length of the output in bytes";
+        self.check_rows(operation, output, &args.output, bounds.tokens)?;
+        Ok(bounds)
     }
 
     /// The expert rank's half of a combine that follows a dispatch that pulled.
@@ -124,10 +125,11 @@ impl<B: Backend> Lane<B> {
         step: &Step<'a, B>,
         args: &Combine<'_, 'a, B>,
         ordinal: u32,
+        bounds: Bounds,
     ) -> Result<(), DispatchError> {
         let weighted = self.dispatcher().inner.geometry.weighted != 0;
         let parts = PushParts { push: true, release: true, weighted };
-        self.reduce_push(step, args.handle, &args.expert_rows, ordinal, parts)
+        self.reduce_push(step, args.handle, &args.expert_rows, ordinal, parts, bounds)
     }
 
     /// A combine after a dispatch that pushed, or a half of it, in one operation.
@@ -179,6 +181,7 @@ impl<B: Backend> Lane<B> {
         expert_rows: &DeviceSlice<'a, B>,
         ordinal: u32,
         parts: PushParts,
+        bounds: Bounds,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let params = ReducePushParams {
@@ -192,13 +195,15 @@ impl<B: Backend> Lane<B> {
             push: u32::from(parts.push),
             release: u32::from(parts.release),
             weighted: u32::from(parts.weighted),
+            row_limit: bounds.rows,
+            reserved: 0,
         };
         let shape = match parts.push {
             true => launch::items(&inner.geometry, inner.geometry.sum_bytes, self.blocks()),
             false => launch::peers(&inner.geometry),
         };
         // SAFETY: 1. addresses lie in `expert_rows`, the lane, the handle or the dispatcher, which
-        // are retained; the window keeps rows below the limit that was checked. 2. Landing slots are
+        // are retained; rows beyond the limit that was checked are a fault. 2. Landing slots are
         // this rank's by the sender's lists, ordered by the lane's signals.
         Ok(unsafe {
             step.queue().launch::<kernels::ReducePush>(
@@ -219,6 +224,7 @@ impl<B: Backend> Lane<B> {
         output: Option<&DeviceSlice<'a, B>>,
         weight_grads: Option<&DeviceSlice<'a, B>>,
         ordinal: u32,
+        bounds: Bounds,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let params = FoldParams {
@@ -247,11 +253,13 @@ impl<B: Backend> Lane<B> {
             handle: handle.params(),
             output: output.map_or(0, DeviceSlice::address),
             weight_grads: weight_grads.map_or(0, DeviceSlice::address),
+            num_tokens: bounds.tokens,
+            reserved: 0,
         };
         let uses: SmallVec<[&DeviceSlice<'a, B>; 2]> =
             output.into_iter().chain(weight_grads).collect();
-        // SAFETY: as above; output and gradients have a row for each token that the handle's
-        // dispatch may have sent, as the callers check.
+        // SAFETY: as above; output and gradients have a row for each token within the bounds, as the callers
+        // check, and more tokens are a fault.
         Ok(unsafe {
             step.queue().launch::<kernels::Reduce>(
                 &inner.kernels.reduce,

@@ -13,7 +13,7 @@ use crate::params::{
     CountParams, GatherParams, HALF_RECEIVE, HALF_SEND, PushDispatchParams, RouteParams,
     WindowParams, WindowState,
 };
-use crate::step::{Step, StepMode};
+use crate::step::{Bounds, Step, StepMode};
 
 /// Expert ids of tokens.
 #[derive(Clone, Debug)]
@@ -93,12 +93,38 @@ impl<'s, 'a, B: Backend> Dispatch<'s, 'a, B> {
         }
     }
 
+    pub(crate) fn sent(&self) -> Sent {
+        let (most, word) = self.most_tokens();
+        let address = |slice: Option<&DeviceSlice<'a, B>>| slice.map_or(0, DeviceSlice::address);
+        Sent {
+            tokens: self.tokens.address(),
+            scales: address(self.scales.as_ref()),
+            topk_ids: self.topk_ids.slice().address(),
+            id_bytes: self.topk_ids.id_bytes(),
+            topk_weights: address(self.topk_weights.as_ref()),
+            count_word: address(word),
+            most,
+        }
+    }
+
     pub(crate) fn most_tokens(&self) -> (usize, Option<&DeviceSlice<'a, B>>) {
         match &self.count {
             TokenCount::Fixed(tokens) => (*tokens, None),
             TokenCount::Device(word, most) => (*most, Some(word)),
         }
     }
+}
+
+/// What the sender's half of a dispatch was given; zero for an address that there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) tokens: u64,
+    pub(crate) scales: u64,
+    pub(crate) topk_ids: u64,
+    pub(crate) id_bytes: usize,
+    pub(crate) topk_weights: u64,
+    pub(crate) count_word: u64,
+    pub(crate) most: usize,
 }
 
 impl<B: Backend> Lane<B> {
@@ -151,7 +177,7 @@ impl<B: Backend> Lane<B> {
         } else {
             self.send(step, args)?;
         }
-        step.note_sent();
+        step.note_sent(args.sent());
         Ok(())
     }
 
@@ -161,7 +187,8 @@ impl<B: Backend> Lane<B> {
     ///
     /// # Errors
     ///
-    /// As for [`Lane::dispatch`]; [`DispatchError::Order`] if no dispatch into this handle was sent on
+    /// As for [`Lane::dispatch`]; [`DispatchError::Argument`] for tokens, scales, ids, weights or a count other
+    /// than those that were sent; [`DispatchError::Order`] if no dispatch into this handle was sent on
     /// this lane, or its rows are received already.
     pub fn dispatch_receive<'a>(
         &self,
@@ -170,8 +197,11 @@ impl<B: Backend> Lane<B> {
     ) -> Result<(), DispatchError> {
         let (most, word) = args.most_tokens();
         self.check_dispatch(args, most, word)?;
+        if let Some(sent) = step.sent(self, args.handle) {
+            self.check_sent(args, &sent)?;
+        }
         let ordinal = step.receive(self, args.handle)?;
-        if step.was_pushed(self, args.handle.id()) {
+        if step.was_pushed(self, args.handle) {
             return self.push(step, args, ordinal, HALF_RECEIVE);
         }
         self.take(step, args, ordinal)
@@ -203,13 +233,14 @@ impl<B: Backend> Lane<B> {
     /// The receiver's half of a dispatch that pulls.
     fn take<'a>(
         &self,
-        step: &Step<'a, B>,
+        step: &mut Step<'a, B>,
         args: &Dispatch<'_, 'a, B>,
         ordinal: u32,
     ) -> Result<(), DispatchError> {
         self.count(step, args.handle, ordinal, None)?;
         if let StepMode::Eager { max_rows } = step.options().mode {
             self.fit(step, args.handle, max_rows)?;
+            step.renew_bounds(self, args.handle);
         }
         self.window(step, args.handle, None)?;
         self.gather(step, args)
@@ -234,9 +265,10 @@ impl<B: Backend> Lane<B> {
     ) -> Result<u32, DispatchError> {
         let (most, word) = args.most_tokens();
         self.check_dispatch(args, most, word)?;
-        let tokens = most as u32;
-        args.handle.set_most_tokens(tokens);
-        step.open(self, args.handle, tokens)
+        let bounds = Bounds { tokens: most as u32, rows: step.row_limit(args.handle.rows()) };
+        let ordinal = step.open(self, args.handle, bounds)?;
+        step.note_filled();
+        Ok(ordinal)
     }
 
     /// A dispatch that pushes, or a half of it, in one operation.
@@ -277,7 +309,7 @@ impl<B: Backend> Lane<B> {
             id_bytes: args.topk_ids.id_bytes() as u32,
             ordinal,
             dependent: self.dependent(),
-            row_limit: step.row_limit(args.handle.rows()),
+            row_limit: step.bounds_of(self, args.handle).rows,
             max_dispatches: inner.config.max_dispatches as u32,
             budgeted: u32::from(step.options().mode == StepMode::Static),
             last: 1,
@@ -373,7 +405,7 @@ impl<B: Backend> Lane<B> {
             state: inner.shared.state.address(),
             required_by_dispatch: inner.shared.required_by_dispatch.address(),
             capacity: capacity.address(),
-            row_limit: step.row_limit(handle.rows()),
+            row_limit: step.bounds_of(self, handle).rows,
             max_dispatches: inner.config.max_dispatches as u32,
             ordinal,
             budgeted: u32::from(step.options().mode == StepMode::Static),
@@ -445,7 +477,7 @@ impl<B: Backend> Lane<B> {
             handle: handle.params(),
             state: inner.shared.state.address(),
             capacity: capacity.address(),
-            row_limit: step.row_limit(handle.rows()),
+            row_limit: step.bounds_of(self, handle).rows,
             last: u32::from(condition.is_none()),
             condition: condition.map_or(0, |condition| condition.0),
         };

@@ -1,8 +1,8 @@
 //! What one dispatch leaves behind: where rows came from, and where their sums go.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ep_context::{Backend, Buffer, DeviceSlice, Retained, RowBuffer, RowSet};
 use smallvec::SmallVec;
@@ -29,11 +29,24 @@ struct Inner<B: Backend> {
     lists: SmallVec<[RowBuffer<B>; 4]>,
     row_weights: Option<RowBuffer<B>>,
     row_experts: Option<RowBuffer<B>>,
-    /// The most tokens of the last dispatch that was queued or recorded into this handle.
-    most_tokens: AtomicU32,
+    filled: Mutex<Option<Fill>>,
     memory: Buffer<B>,
     layout: HandleParams,
     local_experts: usize,
+}
+
+/// The last dispatch that was queued or recorded into a handle. Which one has run last, the host cannot know
+/// where graphs are replayed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fill {
+    /// Counts those that ran as they were queued.
+    pub(crate) number: u64,
+    /// The most tokens that it sends.
+    pub(crate) tokens: u32,
+    /// Whether it leaves one window of several.
+    pub(crate) in_rounds: bool,
+    /// How often the rows had been trimmed.
+    pub(crate) trims: u64,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -91,7 +104,7 @@ impl<B: Backend> Handle<B> {
                 lists,
                 row_weights,
                 row_experts,
-                most_tokens: AtomicU32::new(0),
+                filled: Mutex::new(None),
                 memory,
                 layout,
                 local_experts: local,
@@ -134,12 +147,27 @@ impl<B: Backend> Handle<B> {
         self.inner.row_experts.as_ref()
     }
 
-    pub(crate) fn set_most_tokens(&self, tokens: u32) {
-        self.inner.most_tokens.store(tokens, Ordering::Relaxed);
+    /// Takes note of a dispatch that is queued or, unless it `runs`, recorded into this handle; returns its number.
+    pub(crate) fn fill(&self, tokens: u32, in_rounds: bool, runs: bool) -> u64 {
+        let trims = self.inner.rows.trims();
+        let mut filled = self.lock();
+        let number = filled.map_or(0, |last| last.number) + u64::from(runs);
+        *filled = Some(Fill { number, tokens, in_rounds, trims });
+        number
     }
 
-    pub(crate) fn most_tokens(&self) -> u32 {
-        self.inner.most_tokens.load(Ordering::Relaxed)
+    /// The last of these dispatches.
+    pub(crate) fn filled(&self) -> Option<Fill> {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Fill>> {
+        self.inner.filled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What keeps the rows of the handle's set from being trimmed.
+    pub(crate) fn hold_rows(&self) -> Option<Retained> {
+        self.inner.lists.first().map(RowBuffer::retain)
     }
 
     pub(crate) fn window(&self) -> DeviceSlice<'static, B> {

@@ -37,6 +37,7 @@ impl<B: Backend> Lane<B> {
         let (most, _) = args.most_tokens();
         self.check_rows(OP, "length of the output in bytes", output, most as u32)?;
         let ordinal = self.send(step, args)?;
+        let bounds = step.bounds_of(self, args.handle);
         let condition = step.condition()?;
         self.count(step, args.handle, ordinal, Some(condition))?;
         let weighted = self.dispatcher().inner.geometry.weighted != 0;
@@ -45,12 +46,12 @@ impl<B: Backend> Lane<B> {
             self.gather(step, args)?;
             experts(step)?;
             let parts = PushParts { push: true, release: false, weighted };
-            Ok(self.reduce_push(step, args.handle, expert_rows, ordinal, parts)?)
+            Ok(self.reduce_push(step, args.handle, expert_rows, ordinal, parts, bounds)?)
         })?;
         step.close(self, args.handle.id())?;
         let parts = PushParts { push: false, release: true, weighted };
-        self.reduce_push(step, args.handle, expert_rows, ordinal, parts)?;
-        Ok(self.reduce(step, args.handle, Some(output), None, ordinal)?)
+        self.reduce_push(step, args.handle, expert_rows, ordinal, parts, bounds)?;
+        Ok(self.reduce(step, args.handle, Some(output), None, ordinal, bounds)?)
     }
 
     /// Checks what a loop over windows needs beyond what its operations do.

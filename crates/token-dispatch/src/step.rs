@@ -3,9 +3,10 @@
 use std::fmt;
 
 use ep_context::backend::Condition;
-use ep_context::{Backend, Queue, RowSet, RowShape};
+use ep_context::{Backend, Queue, Retained, RowSet, RowShape};
 use smallvec::SmallVec;
 
+use crate::dispatch::Sent;
 use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
 use crate::handle::Handle;
@@ -39,14 +40,34 @@ pub struct Step<'a, B: Backend> {
 /// A dispatch whose combine has not come yet.
 pub(crate) struct OpenPair<B: Backend> {
     pub(crate) lane: Lane<B>,
-    pub(crate) handle: u64,
+    pub(crate) handle: Handle<B>,
+    /// The number of the dispatch that filled the handle for it.
+    pub(crate) fill: u64,
+    /// Rows that the window has are not given back before the pair is closed.
+    pub(crate) _rows: Option<Retained>,
     pub(crate) ordinal: u32,
-    /// The most tokens that the handle's dispatch sends.
-    pub(crate) tokens: u32,
+    /// What the memory of its operations is checked for.
+    pub(crate) bounds: Bounds,
+    /// What the sender's half was given, where the receiver's half comes by itself.
+    pub(crate) sent: Option<Sent>,
     /// Whether its rows were pushed.
     pub(crate) pushed: bool,
     /// How far it has come.
     pub(crate) part: Part,
+}
+
+impl<B: Backend> OpenPair<B> {
+    fn is(&self, lane: &Lane<B>, handle: u64) -> bool {
+        self.lane.index() == lane.index() && self.handle.id() == handle
+    }
+}
+
+/// At most so many tokens and rows: what a handle holds may be no more, since memory of the caller's was checked
+/// for them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) tokens: u32,
+    pub(crate) rows: u32,
 }
 
 /// How far an open pair has come.
@@ -317,23 +338,34 @@ impl<'a, B: Backend> Step<'a, B> {
         Ok(backend.end_while(&outer, inner).map_err(DispatchError::from)?)
     }
 
-    /// The most tokens of the dispatch that is open on `lane` with `handle`.
-    pub(crate) fn tokens_of(&self, lane: &Lane<B>, handle: u64) -> u32 {
-        let pair = self
-            .open
-            .iter()
-            .find(|pair| pair.lane.index() == lane.index() && pair.handle == handle);
-        pair.map_or(0, |pair| pair.tokens)
+    fn pair(&self, lane: &Lane<B>, handle: &Handle<B>) -> Option<&OpenPair<B>> {
+        self.open.iter().find(|pair| pair.is(lane, handle.id()))
     }
 
-    /// Takes the next place in the step for a dispatch of at most `tokens` tokens.
+    /// What the memory of operations on `handle` has to be enough for, where its dispatch is open on `lane`.
+    pub(crate) fn bounds_of(&self, lane: &Lane<B>, handle: &Handle<B>) -> Bounds {
+        match self.pair(lane, handle) {
+            Some(pair) => pair.bounds,
+            None => Bounds { tokens: 0, rows: self.row_limit(handle.rows()) },
+        }
+    }
+
+    /// Takes note of the capacity of now, before the rows of the dispatch that is open on `lane` are received.
+    pub(crate) fn renew_bounds(&mut self, lane: &Lane<B>, handle: &Handle<B>) {
+        let rows = self.row_limit(handle.rows());
+        if let Some(pair) = self.open.iter_mut().find(|pair| pair.is(lane, handle.id())) {
+            pair.bounds.rows = rows;
+        }
+    }
+
+    /// Takes the next place in the step for a dispatch within `bounds`.
     pub(crate) fn open(
         &mut self,
         lane: &Lane<B>,
         handle: &Handle<B>,
-        tokens: u32,
+        bounds: Bounds,
     ) -> Result<u32, DispatchError> {
-        if self.open.iter().any(|pair| pair.handle == handle.id()) {
+        if self.open.iter().any(|pair| pair.handle.id() == handle.id()) {
             return Err(DispatchError::Order {
                 operation: "dispatch",
                 rank: self.dispatcher.rank(),
@@ -343,7 +375,7 @@ impl<'a, B: Backend> Step<'a, B> {
                         .to_owned(),
             });
         }
-        self.open_beside(lane, handle, tokens)
+        self.open_beside(lane, handle, bounds)
     }
 
     /// The same for a dispatch whose handle another lane's open dispatch has filled.
@@ -351,7 +383,7 @@ impl<'a, B: Backend> Step<'a, B> {
         &mut self,
         lane: &Lane<B>,
         handle: &Handle<B>,
-        tokens: u32,
+        bounds: Bounds,
     ) -> Result<u32, DispatchError> {
         let order = |reason: String| DispatchError::Order {
             operation: "dispatch",
@@ -385,9 +417,12 @@ impl<'a, B: Backend> Step<'a, B> {
         self.ordinal += 1;
         self.open.push(OpenPair {
             lane: lane.clone(),
-            handle: handle.id(),
+            handle: handle.clone(),
+            fill: handle.filled().map_or(0, |fill| fill.number),
+            _rows: handle.hold_rows(),
             ordinal,
-            tokens,
+            bounds,
+            sent: None,
             pushed: false,
             part: Part::Received,
         });
@@ -395,6 +430,15 @@ impl<'a, B: Backend> Step<'a, B> {
             self.shapes.push((rows.clone(), rows.recording_shape()));
         }
         Ok(ordinal)
+    }
+
+    /// Notes that what was opened last fills its handle, rather than to go back along what is in it.
+    pub(crate) fn note_filled(&mut self) {
+        let in_rounds = self.options.mode == StepMode::Rounds;
+        let runs = !self.queue.is_recording();
+        if let Some(pair) = self.open.last_mut() {
+            pair.fill = pair.handle.fill(pair.bounds.tokens, in_rounds, runs);
+        }
     }
 
     /// Notes that the dispatch that was opened last pushes its rows.
@@ -405,16 +449,20 @@ impl<'a, B: Backend> Step<'a, B> {
     }
 
     /// Whether the dispatch that is open on `lane` with `handle` pushed its rows.
-    pub(crate) fn was_pushed(&self, lane: &Lane<B>, handle: u64) -> bool {
-        let mut pairs = self.open.iter();
-        pairs.any(|pair| pair.lane.index() == lane.index() && pair.handle == handle && pair.pushed)
+    pub(crate) fn was_pushed(&self, lane: &Lane<B>, handle: &Handle<B>) -> bool {
+        self.pair(lane, handle).is_some_and(|pair| pair.pushed)
     }
 
     /// Notes that of the dispatch that was opened last only the sender's half is queued.
-    pub(crate) fn note_sent(&mut self) {
+    pub(crate) fn note_sent(&mut self, sent: Sent) {
         if let Some(pair) = self.open.last_mut() {
-            pair.part = Part::Sent;
+            (pair.part, pair.sent) = (Part::Sent, Some(sent));
         }
+    }
+
+    /// What the sender's half was given of the dispatch that is open on `lane` with `handle`.
+    pub(crate) fn sent(&self, lane: &Lane<B>, handle: &Handle<B>) -> Option<Sent> {
+        self.pair(lane, handle)?.sent
     }
 
     /// The place of the dispatch that fills `handle` on `lane`, whose rows are received next.
@@ -426,6 +474,7 @@ impl<'a, B: Backend> Step<'a, B> {
         let at = self.find("dispatch_receive", lane, handle.id(), Part::Sent)?;
         self.claim_dispatch(lane, handle)?;
         self.open[at].part = Part::Received;
+        self.renew_bounds(lane, handle);
         Ok(self.open[at].ordinal)
     }
 
@@ -463,7 +512,8 @@ impl<'a, B: Backend> Step<'a, B> {
         Ok(self.open.remove(at).ordinal)
     }
 
-    /// The pair that is open on `lane` with `handle`, which has to have come so far.
+    /// The pair that is open on `lane` with `handle`, which has to have come so far. Where the step runs as it
+    /// is queued, the handle still has to hold what it was filled with for it.
     fn find(
         &self,
         operation: &'static str,
@@ -472,14 +522,20 @@ impl<'a, B: Backend> Step<'a, B> {
         part: Part,
     ) -> Result<usize, DispatchError> {
         let mut pairs = self.open.iter();
-        let at = pairs
-            .position(|pair| pair.lane.index() == lane.index() && pair.handle == handle)
-            .ok_or_else(|| {
-                let index = lane.index();
-                let reason = format!("no dispatch into this handle is open on lane {index}");
-                self.order_error(operation, &reason)
-            })?;
-        match self.open[at].part {
+        let at = pairs.position(|pair| pair.is(lane, handle)).ok_or_else(|| {
+            let index = lane.index();
+            let reason = format!("no dispatch into this handle is open on lane {index}");
+            self.order_error(operation, &reason)
+        })?;
+        let pair = &self.open[at];
+        if !self.queue.is_recording()
+            && pair.handle.filled().is_some_and(|now| now.number != pair.fill)
+        {
+            let reason = "another step has filled the handle since; steps that are queued at the same time \
+                          need handles of their own";
+            return Err(self.order_error(operation, reason));
+        }
+        match pair.part {
             found if found == part => Ok(at),
             found => Err(self.order_error(operation, found.next())),
         }

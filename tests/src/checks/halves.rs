@@ -1,6 +1,8 @@
 //! Dispatches and combines in halves, with what the caller does between them.
 
-use graph_ep::{Backend, Combine, Step, StepMode, StepOptions};
+use graph_ep::{
+    Backend, Combine, Dispatch, Payload, Step, StepMode, StepOptions, TokenCount, TopKIds,
+};
 
 use super::lanes::refusal;
 use crate::backend::TestBackend;
@@ -13,6 +15,9 @@ use crate::rig::Rig;
 /// The halves of a pair, in their order. The experts run behind the second.
 const HALVES: [Half; 4] =
     [Half::DispatchSend, Half::DispatchReceive, Half::CombineSend, Half::CombineReceive];
+
+/// What a half of a dispatch is given.
+type Given<'s, T> = Dispatch<'s, 'static, <T as TestBackend>::Backend>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Half {
@@ -216,4 +221,44 @@ pub fn halves_out_of_order_are_refused<T: TestBackend>() {
         });
         assert!(other_lane.is_some_and(|text| text.contains("lane 1")), "received");
     });
+}
+
+/// The receiver's half of a dispatch is given what the sender's was: it reads this rank's own tokens where
+/// that one found them, as many as that one has listed.
+pub fn second_halves_with_other_arguments_are_refused<T: TestBackend>() {
+    let counted = Case { device_count: true, ..case() };
+    let bytes = Payload::Bytes { row_bytes: 16, scale_bytes: 16 };
+    for case in [case(), counted, Case { payload: bytes, ..case() }] {
+        let case = case.on::<T>();
+        T::on_ranks(case.world(), |env| {
+            let rig = Rig::<T>::new(env, &case);
+            let other = rig.layer(1);
+            let refused = |argument: &str, change: &dyn Fn(&mut Given<'_, T>)| {
+                let told = refusal(&rig, |program, step| {
+                    let lane = program.lane(0)?;
+                    lane.dispatch_send(step, &program.arguments(0)?)?;
+                    let mut changed = program.arguments(0)?;
+                    change(&mut changed);
+                    Ok(lane.dispatch_receive(step, &changed)?)
+                });
+                assert!(told.is_some_and(|text| text.contains(argument)), "{argument}");
+            };
+            refused("address of the tokens", &|a| a.tokens = other.tokens.slice());
+            refused("address of topk_ids", &|a| a.topk_ids = TopKIds::I32(other.ids.slice()));
+            refused("address of topk_weights", &|a| a.topk_weights = None);
+            if case.scale_bytes() > 0 {
+                refused("address of the scales", &|a| a.scales = Some(other.scales.slice()));
+            }
+            refused("number of tokens", &|a| {
+                let word = other.count.slice();
+                a.count = TokenCount::Device(word, case.max_tokens());
+            });
+            refused("number of tokens", &|a| {
+                a.count = match &a.count {
+                    TokenCount::Fixed(tokens) => TokenCount::Fixed(tokens - 1),
+                    TokenCount::Device(word, most) => TokenCount::Device(word.clone(), most - 1),
+                };
+            });
+        });
+    }
 }

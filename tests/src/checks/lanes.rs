@@ -70,6 +70,10 @@ pub(super) fn refusal<T: TestBackend>(
                 assert_eq!(*rank, rig.group.context().rank());
                 Some(reason.clone())
             }
+            Some(DispatchError::Argument { rank, argument, .. }) => {
+                assert_eq!(*rank, rig.group.context().rank());
+                Some((*argument).to_owned())
+            }
             _ => panic!("{source:?}"),
         },
         // The end of the step, which comes behind the body.

@@ -8,6 +8,7 @@ pub mod epochs;
 pub mod everywhere;
 pub mod failure;
 pub mod halves;
+pub mod kept;
 pub mod lanes;
 pub mod layouts;
 pub mod maps;

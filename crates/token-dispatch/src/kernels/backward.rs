@@ -9,7 +9,7 @@ use ep_context::signal::HostWaiter;
 use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::memory::{LaneBlocks, StepView, load, raise, store, table, table_mut};
 use super::source;
 use crate::dtype::DType;
 use crate::geometry::Geometry;
@@ -36,19 +36,19 @@ impl Kernel for Restage {
         if waiter.fault(Phase::Dispatch).is_some() {
             return;
         }
+        // SAFETY: see above.
+        let tokens = unsafe { load::<WindowState>(p.handle.window) }.tokens;
+        if tokens > p.num_tokens {
+            return raise(&waiter, g, Phase::Dispatch, FaultKind::TooManyTokens);
+        }
         // SAFETY: see above; the lane's state is touched only by operations of its own stream.
-        let (blocks, step, window, epoch) = unsafe {
+        let (blocks, step, epoch) = unsafe {
             let lane: &mut LaneState = &mut table_mut(p.lane.state, 1)[0];
             lane.epoch = lane.epoch.wrapping_add(1);
-            (
-                LaneBlocks::new(&p.lane, g),
-                StepView::new(p.state),
-                load::<WindowState>(p.handle.window),
-                lane.epoch,
-            )
+            (LaneBlocks::new(&p.lane, g), StepView::new(p.state), lane.epoch)
         };
         step.note_dispatch(p.ordinal);
-        let tokens = window.tokens as usize;
+        let tokens = tokens as usize;
         let bytes = tokens * g.sum_bytes as usize;
         let staging = blocks.own(g.lane.staging);
         // SAFETY: see above.
@@ -137,8 +137,20 @@ impl Kernel for Regather {
         // SAFETY: for this whole body, the launch vouches for every address in `p`. What peers
         // staged was acquired before, and stays until this rank's combine signal. The gradients of a
         // token's weights are written by the ranks of its experts alone.
-        if unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Dispatch).is_some() {
+        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        if waiter.fault(Phase::Dispatch).is_some() {
             return;
+        }
+        // SAFETY: see above.
+        let (window, total) = unsafe {
+            (load::<WindowState>(p.handle.window), load::<i32>(p.handle.total).cast_unsigned())
+        };
+        // What the handle holds shows only here: which dispatch filled it last, replays decide.
+        if total > p.row_limit {
+            return raise(&waiter, g, Phase::Dispatch, FaultKind::TooManyTokens);
+        }
+        if p.whole != 0 && window.begin != 0 {
+            return raise(&waiter, g, Phase::Dispatch, FaultKind::OutOfStep);
         }
         // SAFETY: see above.
         let blocks = unsafe { LaneBlocks::new(&p.lane, g) };

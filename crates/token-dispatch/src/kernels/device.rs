@@ -196,12 +196,17 @@ fn agreements() -> String {
         GatherParams in "" { geometry, wait, lane, handle, rows, scales }
         ReducePushParams in "" {
             geometry, wait, lane, handle, state, expert_rows, ordinal, push, release, weighted,
+            row_limit, reserved,
         }
         FoldParams in "" { geometry, wait, lane, state, peer_required, ordinal, reserved }
-        ReduceParams in "" { geometry, wait, lane, handle, output, weight_grads }
-        RestageParams in "" { geometry, wait, lane, handle, state, rows, ordinal, reserved }
+        ReduceParams in "" {
+            geometry, wait, lane, handle, output, weight_grads, num_tokens, reserved,
+        }
+        RestageParams in "" { geometry, wait, lane, handle, state, rows, ordinal, num_tokens }
         AcquireParams in "" { geometry, wait, lane, state, ordinal, reserved }
-        RegatherParams in "" { geometry, wait, lane, handle, rows, expert_rows }
+        RegatherParams in "" {
+            geometry, wait, lane, handle, rows, expert_rows, row_limit, whole,
+        }
         PushWeightGradsParams in "" { geometry, wait, lane, handle, row_grads }
         AcknowledgeParams in "" { geometry, wait, lane, state, peer_required, ordinal, reserved }
         StepEndParams in "" {

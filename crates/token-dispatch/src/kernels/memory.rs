@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bytemuck::Pod;
+use ep_context::signal::HostWaiter;
+use ep_context::{Fault, FaultKind, Phase, Rank};
 
 use crate::geometry::Geometry;
 use crate::params::{LaneParams, NONE, StepState};
@@ -61,6 +63,11 @@ pub(super) unsafe fn atomics<'a>(address: u64, count: usize) -> &'a [AtomicU32] 
 
 fn pointer<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Gives up, by a fault of this rank.
+pub(super) fn raise(waiter: &HostWaiter, g: &Geometry, phase: Phase, kind: FaultKind) {
+    waiter.fail(Fault { phase, culprit: Rank(g.rank), kind });
 }
 
 /// Says whether a loop over windows makes another trip; without a loop, nothing.

@@ -375,6 +375,8 @@ fn summing(p: &PushCombineParams) -> ReducePushParams {
         push: 1,
         release: 1,
         weighted: p.weighted,
+        row_limit: u32::MAX,
+        reserved: 0,
     }
 }
 
@@ -386,5 +388,7 @@ fn adding(p: &PushCombineParams) -> ReduceParams {
         handle: p.handle,
         output: p.output,
         weight_grads: 0,
+        num_tokens: u32::MAX,
+        reserved: 0,
     }
 }

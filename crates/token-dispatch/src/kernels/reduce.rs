@@ -1,10 +1,10 @@
 //! The owner's half of combine: partial sums to outputs.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Kernel, KernelSource, Phase};
+use ep_context::{FaultKind, Kernel, KernelSource, Phase};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, load, table, table_mut};
+use super::memory::{LaneBlocks, load, raise, table, table_mut};
 use super::source;
 use crate::dtype::DType;
 use crate::params::{CombineHeader, Destination, ReduceParams, WindowState};
@@ -24,13 +24,19 @@ impl Kernel for Reduce {
         // SAFETY: for this whole body, the launch vouches for every address in `p`. Headers and landing
         // slots were acquired by the fold before, and are written again only after this rank's next
         // dispatch signal. Handle and output belong to this stream.
-        if unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Combine).is_some() {
+        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        if waiter.fault(Phase::Combine).is_some() {
             return;
         }
         // SAFETY: see above; the route of this dispatch wrote the handle's tables.
+        let tokens = unsafe { load::<WindowState>(p.handle.window) }.tokens;
+        if tokens > p.num_tokens {
+            return raise(&waiter, g, Phase::Combine, FaultKind::TooManyTokens);
+        }
+        let tokens = tokens as usize;
+        // SAFETY: see above.
         unsafe {
             let blocks = LaneBlocks::new(&p.lane, g);
-            let tokens = load::<WindowState>(p.handle.window).tokens as usize;
             if p.output != 0 {
                 add_partials(p, &blocks, tokens, |_, _| true);
             }

@@ -1,10 +1,10 @@
 //! The expert rank's half of combine: partial sums to the tokens' owners.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Kernel, KernelSource, Phase, Rank};
+use ep_context::{FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::memory::{LaneBlocks, StepView, load, raise, store, table, table_mut};
 use super::source;
 use crate::dtype::DType;
 use crate::params::{CombineHeader, LaneState, ReducePushParams, RowRef, WindowItem, WindowState};
@@ -32,6 +32,10 @@ impl Kernel for ReducePush {
         let (blocks, window) =
             unsafe { (LaneBlocks::new(&p.lane, g), load::<WindowState>(p.handle.window)) };
         if p.push != 0 {
+            // SAFETY: see above.
+            if unsafe { load::<i32>(p.handle.total) }.cast_unsigned() > p.row_limit {
+                return raise(&waiter, g, Phase::Combine, FaultKind::TooManyTokens);
+            }
             // SAFETY: see above.
             unsafe { push(p, &blocks, &window, |_| ()) };
         }

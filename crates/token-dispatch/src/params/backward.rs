@@ -24,8 +24,8 @@ pub struct RestageParams {
     pub rows: u64,
     /// The place of this dispatch among those of the step.
     pub ordinal: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The most tokens that there are gradients of.
+    pub num_tokens: u32,
 }
 
 /// Parameters of the kernel that waits for the gradients of all ranks.
@@ -63,6 +63,10 @@ pub struct RegatherParams {
     /// `[capacity]` rows of expert outputs, for the gradients of the weights; zero if those are not
     /// wanted, or the caller's own.
     pub expert_rows: u64,
+    /// The most rows that there is memory for.
+    pub row_limit: u32,
+    /// Nonzero: the handle has to hold all that its dispatch received, and not a later window of it.
+    pub whole: u32,
 }
 
 /// Parameters of the kernel that returns gradients of weights which the caller computed.

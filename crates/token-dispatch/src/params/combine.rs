@@ -60,6 +60,10 @@ pub struct ReducePushParams {
     pub release: u32,
     /// Nonzero: multiply by the weights.
     pub weighted: u32,
+    /// The most rows that there are expert outputs of.
+    pub row_limit: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Parameters of the kernel that waits for the partial sums of all ranks.
@@ -98,4 +102,8 @@ pub struct ReduceParams {
     pub output: u64,
     /// `[tokens, top_k]` f32: the gradients of the weights; zero if they are not wanted.
     pub weight_grads: u64,
+    /// The most tokens that there is memory for.
+    pub num_tokens: u32,
+    /// Zero.
+    pub reserved: u32,
 }
