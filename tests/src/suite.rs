@@ -112,7 +112,9 @@ macro_rules! conformance_suite {
                 a_resized_group_takes_more_tokens,
                 a_resized_group_holds_what_is_reported,
                 a_resize_without_memory_refuses_on_all_ranks,
-                resizes_that_differ_are_named;
+                resizes_that_differ_are_named,
+                a_resized_group_keeps_its_expert_map,
+                a_size_out_of_range_refuses_on_all_ranks;
             rounds:
                 rounds_equal_the_oracle,
                 rounds_on_one_to_eight_ranks,

@@ -281,21 +281,21 @@ impl ExpertParallelBuilder {
             .memory_limit(self.memory_limit)
             .build()?;
         let stream = context.stream("step")?;
-        self.build_on(&context, stream, config, (budget, worst))
+        let dispatcher = TokenDispatcher::new(&context, config)?;
+        self.build_on(dispatcher, stream, Ok((budget, worst)))
     }
 
     /// The part of building that a resized group repeats. Collective.
     fn build_on<B: Backend>(
         &self,
-        context: &EpContext<B>,
+        dispatcher: TokenDispatcher<B>,
         stream: B::Stream,
-        config: DispatchConfig,
-        (budget, worst): (u32, u32),
+        capacities: Result<(u32, u32), Error>,
     ) -> Result<ExpertParallel<B>, Error> {
-        let dispatcher = TokenDispatcher::new(context, config)?;
-        let local = Self::receive(&dispatcher, stream, budget, worst);
+        let local = capacities
+            .and_then(|(budget, worst)| Self::receive(&dispatcher, stream, budget, worst));
         let parts = all_or_none(
-            context.rendezvous(),
+            dispatcher.context().rendezvous(),
             "receive buffers",
             local,
             self.deadlines.of(Phase::Setup),
@@ -313,10 +313,9 @@ impl ExpertParallelBuilder {
         let context = before.context();
         let capacity = before.rows().capacity();
         let resized = Self { max_tokens, capacity_rows: Some(capacity), ..self.clone() };
-        let (rank, world) = (context.rank(), context.world());
-        let config = resized.config(world)?;
-        let capacities = resized.capacities(&config, rank, world)?;
-        resized.build_on(context, before.stream().clone(), config, capacities)
+        let dispatcher = before.dispatcher().resized(max_tokens)?;
+        let capacities = resized.capacities(dispatcher.config(), context.rank(), context.world());
+        resized.build_on(dispatcher, before.stream().clone(), capacities)
     }
 
     fn receive<B: Backend>(

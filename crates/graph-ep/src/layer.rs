@@ -117,12 +117,14 @@ impl<B: Backend> ExpertParallel<B> {
 
     /// The same group with room for `max_tokens` tokens on a rank, for sequences longer than were
     /// thought of at the start. Collective, between steps; allocates and maps new lanes and receive
-    /// buffers, with the capacity that there is. Graphs and runners are recorded anew on the group
+    /// buffers, with the capacity that there is, and leaves experts where they were
+    /// [set](TokenDispatcher::set_expert_map) last. Graphs and runners are recorded anew on the group
     /// that is returned, and this one is dropped with the last that still uses it.
     ///
     /// # Errors
     ///
-    /// As for [`ExpertParallelBuilder::build`]; this group is then as before.
+    /// As for [`ExpertParallelBuilder::build`], a size that is out of range on one rank among them, on all ranks;
+    /// this group is then as before.
     pub fn resize_tokens(&self, max_tokens: usize) -> Result<Self, Error> {
         self.builder.resize(self, max_tokens)
     }

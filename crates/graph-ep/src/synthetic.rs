@@ -144,7 +144,7 @@ impl<B: Backend> SyntheticExperts<B> {
     pub fn new(group: &ExpertParallel<B>) -> Result<Self, Error> {
         let config = group.dispatcher().config();
         let rank: Rank = group.context().rank();
-        let ids = slot_ids(config, config.experts(), rank);
+        let ids = slot_ids(config, &group.dispatcher().expert_map(), rank);
         let buffer = group.allocate(ids.len() * 4)?;
         group.write(&buffer, bytemuck::cast_slice(&ids))?;
         let constants = SyntheticExpertKernel::constants(config.dtype());

@@ -188,7 +188,8 @@ impl DispatchConfig {
         self.weighting
     }
 
-    /// Where the experts are.
+    /// Where the experts are when the dispatcher is made. Where they are now, the dispatcher
+    /// [says](crate::TokenDispatcher::expert_map).
     pub fn experts(&self) -> &ExpertMap {
         &self.experts
     }
@@ -261,6 +262,11 @@ impl DispatchConfig {
     /// The most expert slots of any rank.
     pub fn most_slots(&self) -> u32 {
         self.expert_slots.unwrap_or_else(|| self.experts.most_slots())
+    }
+
+    /// The same with another number of tokens.
+    pub(crate) fn with_max_tokens(&self, max_tokens: usize) -> Result<Self, DispatchError> {
+        DispatchConfigBuilder { config: Self { max_tokens, ..self.clone() } }.build()
     }
 
     /// The fields that must be equal on all ranks, in words.

@@ -1,8 +1,8 @@
 //! What all dispatches of a rank share: configuration, kernels, counters, records, lanes.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Zeroable;
 use ep_context::backend::Memory;
@@ -44,6 +44,8 @@ pub struct TokenDispatcher<B: Backend> {
 pub(crate) struct Inner<B: Backend> {
     pub(crate) context: EpContext<B>,
     pub(crate) config: DispatchConfig,
+    /// The map that was set last.
+    map: Mutex<ExpertMap>,
     pub(crate) geometry: Geometry,
     pub(crate) kernels: Kernels<B>,
     pub(crate) shared: Arc<SharedMemory<B>>,
@@ -82,6 +84,34 @@ impl<B: Backend> TokenDispatcher<B> {
     /// On every rank: a field that differs, a rank that is missing or out of memory. On this rank: a
     /// configuration made for another number of ranks.
     pub fn new(context: &EpContext<B>, config: DispatchConfig) -> Result<Self, DispatchError> {
+        let map = config.experts.clone();
+        Self::with_map(context, config, map)
+    }
+
+    /// A dispatcher with the configuration of this one but for the most tokens of a rank, and with experts where
+    /// they are now. Shares no memory with this one. Collective, between steps; otherwise as
+    /// [`TokenDispatcher::new`].
+    ///
+    /// # Errors
+    ///
+    /// On every rank: a number of tokens that is out of range on any of them, or differs, a map that differs,
+    /// and what [`TokenDispatcher::new`] reports. This dispatcher is then as before.
+    pub fn resized(&self, max_tokens: usize) -> Result<Self, DispatchError> {
+        let (context, map) = (self.context(), self.expert_map());
+        let deadline = context.deadlines().of(Phase::Setup);
+        let config = self.config().with_max_tokens(max_tokens);
+        let config = all_or_none(context.rendezvous(), "resized dispatcher", config, deadline)
+            .map_err(ContextError::from)?;
+        context.agree("expert map", &[("homes of experts", map.fingerprint())])?;
+        Self::with_map(context, config, map)
+    }
+
+    /// A dispatcher whose first map has no more slots than that of the configuration.
+    fn with_map(
+        context: &EpContext<B>,
+        config: DispatchConfig,
+        map: ExpertMap,
+    ) -> Result<Self, DispatchError> {
         let (rank, world) = (context.rank(), context.world());
         context.agree("dispatch configuration", &config.fields())?;
         if config.experts.ranks() != world {
@@ -97,7 +127,7 @@ impl<B: Backend> TokenDispatcher<B> {
         let queue = Queue::direct(context.backend(), &stream);
         let deadline = context.deadlines().of(Phase::Setup);
         let local = Kernels::load(context.backend(), &config, world)
-            .and_then(|kernels| Ok((kernels, SharedMemory::new(context, &config, &queue)?)));
+            .and_then(|kernels| Ok((kernels, SharedMemory::new(context, &config, &map, &queue)?)));
         let (kernels, shared) = all_or_none(context.rendezvous(), "dispatcher", local, deadline)
             .map_err(ContextError::from)?;
         let lanes = (0..config.lanes)
@@ -118,6 +148,7 @@ impl<B: Backend> TokenDispatcher<B> {
             inner: Arc::new(Inner {
                 context: context.clone(),
                 config,
+                map: Mutex::new(map),
                 geometry,
                 kernels,
                 shared: Arc::new(shared),
@@ -208,6 +239,15 @@ impl<B: Backend> TokenDispatcher<B> {
         crate::record::Records::new(self)
     }
 
+    /// Where experts are: the map that was set last, which holds for steps queued from now on.
+    pub fn expert_map(&self) -> ExpertMap {
+        self.map().clone()
+    }
+
+    fn map(&self) -> MutexGuard<'_, ExpertMap> {
+        self.inner.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Changes where experts live, in the order of `queue`: between steps, at the same step on all
     /// ranks, which all set the same map. Recorded graphs stay valid, since the map lies in device
     /// memory; moving the experts' weights is the caller's part.
@@ -242,8 +282,11 @@ impl<B: Backend> TokenDispatcher<B> {
             }
         }
         let homes = home_entries(map, self.rank());
+        let mut current = self.map();
         // SAFETY: routes read the map, and are ordered with this by the stream.
-        Ok(unsafe { queue.upload(&self.inner.shared.homes.slice(), bytemuck::cast_slice(&homes)) }?)
+        unsafe { queue.upload(&self.inner.shared.homes.slice(), bytemuck::cast_slice(&homes)) }?;
+        *current = map.clone();
+        Ok(())
     }
 
     /// Lets steps run again that were held back behind an over-budget one. Queued on `queue`.
@@ -415,9 +458,10 @@ impl<B: Backend> SharedMemory<B> {
     fn new(
         context: &EpContext<B>,
         config: &DispatchConfig,
+        map: &ExpertMap,
         queue: &Queue<'static, B>,
     ) -> Result<Self, DispatchError> {
-        let homes = home_entries(&config.experts, context.rank());
+        let homes = home_entries(map, context.rank());
         let bytes: &[u8] = bytemuck::cast_slice(&homes);
         let memory = Self {
             homes: context.allocate("expert map", bytes.len())?,

@@ -1,11 +1,14 @@
 //! Groups that are made again for more tokens than were thought of at the start.
 
-use graph_ep::{Backend, ExpertParallel, ExpertParallelBuilder, StepMode, StepOptions};
+use graph_ep::token_dispatch::ExpertHome;
+use graph_ep::{
+    Backend, ExpertMap, ExpertParallel, ExpertParallelBuilder, Rank, StepMode, StepOptions,
+};
 
 use crate::backend::{RankEnv, TestBackend};
 use crate::case::{Case, Skew};
 use crate::oracle::StepOracle;
-use crate::outcome::by_step;
+use crate::outcome::{RankRun, by_step};
 use crate::rig::Rig;
 
 fn small() -> Case {
@@ -140,6 +143,57 @@ pub fn resizes_that_differ_are_named<T: TestBackend>() {
     let last = format!("rank {}", case.world() - 1);
     for part in ["max_tokens", "8", "9", "rank 0", &last] {
         assert!(told.iter().all(|text| text.contains(part)), "{part}: {told:?}");
+    }
+    StepOracle::new(&case, 0, case.capacity.as_deref()).check("after that", &runs);
+}
+
+/// Experts stay where they were moved to, and so do the slots that maps may use.
+pub fn a_resized_group_keeps_its_expert_map<T: TestBackend>() {
+    let case = small().on::<T>();
+    let first = case.expert_map();
+    let turned = first.homes().iter().map(|homes| {
+        let rank = Rank((homes[0].rank.0 + 1) % case.world() as u32);
+        ExpertHome { rank, ..homes[0] }
+    });
+    let turned = ExpertMap::new(turned.collect(), case.world()).expect("distinct slots");
+    let moved = |case: &Case| Case { map: Some(turned.clone()), ..case.clone() };
+    let larger = with_tokens(&case, 9);
+    let runs = T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        rig.set_map(&moved(&case)).expect("it has slots enough");
+        let group = rig.group.resize_tokens(9).expect("there is memory");
+        drop(rig);
+        let rig = Rig::<T>::on(group, &larger).expect("memory");
+        rig.meet("the memory of the new size is there");
+        let after = rig.run_eager(0);
+        rig.set_map(&larger).expect("the first one still fits");
+        [after, rig.run_eager(1)].to_vec()
+    });
+    let runs = by_step(&runs);
+    StepOracle::new(&moved(&larger), 0, None).check_outputs("moved before", &runs[0]);
+    StepOracle::new(&larger, 1, None).check_outputs("moved back", &runs[1]);
+    let rows = |runs: &[RankRun]| runs.iter().map(|run| run.layers[0].total).collect::<Vec<_>>();
+    let expected = StepOracle::new(&moved(&larger), 0, None).required();
+    assert_eq!(rows(&runs[0]), expected.iter().map(|rows| *rows as i32).collect::<Vec<_>>());
+}
+
+/// A size that no group can have, asked for by one rank, is told to all of them at once; the group goes on.
+pub fn a_size_out_of_range_refuses_on_all_ranks<T: TestBackend>() {
+    let case = small().on::<T>();
+    let last = case.world() - 1;
+    let results = T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let tokens = if rig.rank() == last { 1 << 21 } else { 8 };
+        let told = rig.group.resize_tokens(tokens).expect_err("too many").to_string();
+        let group = rig.group.resize_tokens(8).expect("there is memory");
+        drop(group);
+        rig.meet("the second group is gone");
+        (told, rig.run(0, StepMode::Static))
+    });
+    let (told, runs): (Vec<String>, Vec<_>) = results.into_iter().unzip();
+    assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
+    for part in ["max_tokens", "2097152", &format!("rank {last}")] {
+        assert!(told[0].contains(part), "{part}: {told:?}");
     }
     StepOracle::new(&case, 0, case.capacity.as_deref()).check("after that", &runs);
 }
