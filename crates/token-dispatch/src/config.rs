@@ -5,8 +5,10 @@ use ep_context::Rank;
 use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::ExpertMap;
+use crate::geometry::count_worst_case;
 use crate::kernels::{MOST_RANKS, MOST_TOKENS};
 use crate::launch;
+use crate::params::STALE;
 
 /// Whether the routing of a dispatch depends on what earlier dispatches of the step gave out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -269,6 +271,21 @@ impl DispatchConfig {
         DispatchConfigBuilder { config: Self { max_tokens, ..self.clone() } }.build()
     }
 
+    /// Refuses sizes, each of them in range, of which a step may require more rows than it can say.
+    fn check_worst_case(&self) -> Result<(), DispatchError> {
+        let (ranks, slots) = (self.experts.ranks(), self.most_slots() as usize);
+        let (tokens, top_k) = (self.max_tokens, self.top_k);
+        let rows = count_worst_case(ranks * tokens, top_k, slots, self.alignment);
+        if rows < u128::from(STALE) {
+            return Ok(());
+        }
+        Err(DispatchError::Config {
+            field: "receive rows of the worst routing",
+            value: format!("{rows} ({ranks} ranks, {tokens} tokens, top-{top_k}, {slots} slots)"),
+            limit: format!("at most {}", STALE - 1),
+        })
+    }
+
     /// The fields that must be equal on all ranks, in words.
     pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -473,6 +490,7 @@ impl DispatchConfigBuilder {
             let used = config.experts.most_slots() as usize;
             within("expert_slots", slots as usize, used, MAX_EXPERTS)?;
         }
+        config.check_worst_case()?;
         if config.layout == Layout::Flat {
             config.weighting = Weighting::Caller;
         }
@@ -505,4 +523,29 @@ fn within(field: &'static str, value: usize, low: usize, high: usize) -> Result<
         value: value.to_string(),
         limit: format!("from {low} to {high}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of the sizes may be so large; all of them at once need more rows than are counted in 31 bits.
+    #[test]
+    fn rows_that_no_count_holds_are_refused() {
+        let with = |ranks: usize, top_k: usize, tokens: usize| {
+            let experts = ExpertMap::contiguous(64 * ranks, ranks).expect("64 for each rank");
+            DispatchConfig::builder(8, top_k, tokens, experts).alignment(1).build()
+        };
+        with(32, 64, MAX_TOKENS - 1).expect("below 2³¹ rows");
+        with(64, 16, MAX_TOKENS).expect("below 2³¹ rows");
+        match with(32, 64, MAX_TOKENS) {
+            Err(DispatchError::Config { field, value, limit }) => {
+                assert_eq!(field, "receive rows of the worst routing");
+                assert_eq!(value, "2147483648 (32 ranks, 1048576 tokens, top-64, 64 slots)");
+                assert!(limit.contains("2147483647"), "{limit}");
+            }
+            other => panic!("{other:?}"),
+        }
+        with(64, 64, MAX_TOKENS).expect_err("beyond 32 bits");
+    }
 }

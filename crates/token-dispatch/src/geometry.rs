@@ -239,10 +239,20 @@ impl LaneLayout {
 /// together have `tokens` tokens: M = tokens · min(top_k, local_experts) pairs, each of min(experts, M)
 /// experts padded by up to alignment − 1 rows, rounded down to the alignment.
 pub fn worst_case_rows(tokens: usize, top_k: usize, local_experts: usize, alignment: u32) -> u32 {
+    let rows = count_worst_case(tokens, top_k, local_experts, alignment);
+    u32::try_from(rows).unwrap_or(u32::MAX)
+}
+
+/// The same where it is more than rows are counted by.
+pub(crate) fn count_worst_case(
+    tokens: usize,
+    top_k: usize,
+    local_experts: usize,
+    alignment: u32,
+) -> u128 {
     let pairs = tokens as u128 * top_k.min(local_experts) as u128;
     let padding = (local_experts as u128).min(pairs) * u128::from(alignment - 1);
-    let rows = (pairs + padding) / u128::from(alignment) * u128::from(alignment);
-    u32::try_from(rows).unwrap_or(u32::MAX)
+    (pairs + padding) / u128::from(alignment) * u128::from(alignment)
 }
 
 #[cfg(test)]
