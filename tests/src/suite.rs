@@ -71,7 +71,8 @@ macro_rules! conformance_suite {
                 misaligned_words_are_refused,
                 a_short_output_is_refused,
                 rows_that_may_lack_memory_are_refused,
-                settings_out_of_range_are_refused;
+                settings_out_of_range_are_refused,
+                synthetic_experts_refuse_what_they_cannot_read;
             payloads:
                 bytes_and_scales_arrive_as_they_were,
                 staged_rows_and_scales,

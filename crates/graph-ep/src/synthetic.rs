@@ -11,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 use ep_context::{Backend, Buffer, Kernel, KernelSource, LaunchShape, Queue, Rank, Specialization};
 use graph_capture::BodyError;
 use graph_ep_kernels::{HEADERS, SYNTHETIC_EXPERTS};
-use token_dispatch::{DType, DispatchConfig, ExpertMap};
+use token_dispatch::{DType, DispatchConfig, DispatchError, ExpertMap, Layout, Payload};
 
 use crate::error::Error;
 use crate::layer::{ExpertParallel, Received};
@@ -140,9 +140,16 @@ impl<B: Backend> SyntheticExperts<B> {
     ///
     /// # Errors
     ///
-    /// Out of memory.
+    /// [`DispatchError::Config`] for a payload other than values or rows that are not grouped by expert; out
+    /// of memory.
     pub fn new(group: &ExpertParallel<B>) -> Result<Self, Error> {
         let config = group.dispatcher().config();
+        if config.payload() != Payload::Values {
+            return Err(cannot_read("payload", format!("{:?}", config.payload()), "Values"));
+        }
+        if config.layout() != Layout::ExpertGrouped {
+            return Err(cannot_read("layout", format!("{:?}", config.layout()), "ExpertGrouped"));
+        }
         let rank: Rank = group.context().rank();
         let ids = slot_ids(config, &group.dispatcher().expert_map(), rank);
         let buffer = group.allocate(ids.len() * 4)?;
@@ -169,14 +176,33 @@ impl<B: Backend> SyntheticExperts<B> {
         group.write(&self.inner.ids, bytemuck::cast_slice(&ids))
     }
 
-    /// Queues all experts on what a dispatch received.
+    /// Queues all experts on what a dispatch of the group received.
     ///
     /// # Errors
     ///
-    /// What the backend reports.
+    /// Rows that are not those of the group: shorter or longer, of another row set than the handle's, or of a
+    /// rank with another number of experts. What the backend reports.
     pub fn queue(&self, queue: &Queue<'_, B>, received: &Received<'_, B>) -> Result<(), BodyError> {
         let (offsets, counts) =
             (received.handle.expert_offsets(), received.handle.tokens_per_expert());
+        let (row_bytes, set) =
+            (self.inner.hidden as usize * self.inner.dtype.bytes(), received.handle.rows().id());
+        for rows in [received.rows, received.outputs] {
+            if rows.row_bytes() != row_bytes {
+                let given = rows.row_bytes();
+                return Err(
+                    format!("a row of {given} bytes, where experts read {row_bytes}").into()
+                );
+            }
+            if rows.set_id() != set {
+                return Err("rows of another row set than the handle's".into());
+            }
+        }
+        let local = self.inner.local_experts as usize;
+        if counts.bytes() != local * size_of::<i32>() {
+            let given = counts.bytes() / size_of::<i32>();
+            return Err(format!("a handle of {given} experts, where there are {local}").into());
+        }
         let params = SyntheticExpertParams {
             rows: received.rows.address(),
             outputs: received.outputs.address(),
@@ -190,8 +216,8 @@ impl<B: Backend> SyntheticExperts<B> {
         };
         let (rows, outputs, ids) =
             (received.rows.slice(), received.outputs.slice(), self.inner.ids.slice());
-        // SAFETY: every address lies in a slice of the list; the dispatch before and the combine
-        // behind are of the same stream.
+        // SAFETY: every address lies in a slice of the list, and rows of the handle's window in the buffers
+        // of its set; the dispatch before and the combine behind are of the same stream.
         unsafe {
             queue.launch::<SyntheticExpertKernel>(
                 &self.inner.kernel,
@@ -203,6 +229,11 @@ impl<B: Backend> SyntheticExperts<B> {
         }?;
         Ok(())
     }
+}
+
+fn cannot_read(field: &'static str, value: String, limit: &str) -> Error {
+    let limit = format!("{limit}, which is what synthetic experts read");
+    DispatchError::Config { field, value, limit }.into()
 }
 
 /// The expert in each slot of a rank. An empty slot receives no rows, so any will do there.

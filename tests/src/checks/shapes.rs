@@ -1,7 +1,11 @@
 //! Sizes at both ends, and everything that inputs may be.
 
 use graph_ep::ep_context::FaultKind;
-use graph_ep::{DType, DispatchError, Phase, StepOptions, TokenCount, TopKIds};
+use graph_ep::synthetic::SyntheticExperts;
+use graph_ep::{
+    DType, DispatchError, Error, Layout, Payload, Phase, Received, RowSet, StepOptions, TokenCount,
+    TopKIds,
+};
 
 use crate::backend::{TestBackend, enough_ranks};
 use crate::case::{Case, Skew};
@@ -343,4 +347,48 @@ pub fn settings_out_of_range_are_refused<T: TestBackend>() {
         });
         assert!(told.iter().all(|text| text.contains(field)), "{field}: {told:?}");
     }
+}
+
+/// The synthetic experts read values that are grouped by expert, as long as those of their group: whatever
+/// else a group or a dispatch receives is refused.
+pub fn synthetic_experts_refuse_what_they_cannot_read<T: TestBackend>() {
+    let values = Case::new(2);
+    let bytes = Payload::Bytes { row_bytes: 16, scale_bytes: 0 };
+    let others = [
+        ("payload", Case { payload: bytes, ..values.clone() }),
+        ("payload", Case { payload: Payload::Fp8, hidden: 16, ..values.clone() }),
+        ("layout", Case { layout: Layout::Flat, ..values.clone() }),
+    ];
+    for (field, case) in others {
+        T::on_ranks(2, |env| {
+            let builder = case.builder(env.rank());
+            let group = env.build(&builder).expect("the group is built");
+            match SyntheticExperts::new(&group) {
+                Err(Error::Dispatch(DispatchError::Config { field: named, .. })) => {
+                    assert_eq!(named, field);
+                }
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+    T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &values);
+        let experts = SyntheticExperts::new(&rig.group).expect("it has what they read");
+        let layer = rig.layer(0);
+        let short = rig.group.rows().add("short rows", 8).expect("memory");
+        let apart = RowSet::new(rig.group.context(), rig.group.stream(), "apart", 1, 1);
+        let apart = apart.and_then(|set| set.add("rows of another set", 16)).expect("memory");
+        for (rows, outputs, field) in [
+            (&short, &layer.results, "row"),
+            (&layer.rows, &short, "row"),
+            (&apart, &layer.results, "row set"),
+            (&layer.rows, &apart, "row set"),
+        ] {
+            let row_limit = rig.group.rows().capacity();
+            let handle = &layer.handle;
+            let received = Received { rows, scales: None, outputs, handle, row_limit };
+            let refused = experts.queue(&rig.direct(), &received).expect_err("wrong rows");
+            assert!(refused.to_string().contains(field), "{refused}");
+        }
+    });
 }
