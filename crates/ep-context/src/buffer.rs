@@ -73,8 +73,8 @@ impl<B: Backend> fmt::Debug for Buffer<B> {
 /// A range of device memory that outlives `'a`.
 ///
 /// A slice of a [`Buffer`] owns a share of it and is `'static`. A slice of memory that a caller owns
-/// is made by [`DeviceSlice::borrowed`]; work that captured it, a graph included, cannot outlive
-/// what it was borrowed from.
+/// is made by [`DeviceSlice::borrowed`]; a step or a graph that captured it cannot outlive what it was
+/// borrowed from, but what they have queued may still be running then.
 ///
 /// A slice of a [`RowBuffer`](crate::RowBuffer) is as long as the buffer can ever become, and only what
 /// it [holds](DeviceSlice::held) has memory for sure.
@@ -109,6 +109,10 @@ impl<'a, B: Backend> DeviceSlice<'a, B> {
     /// 1. `address` is a device address, on the device that `B` is used with, valid for reads and
     ///    writes of `bytes` bytes for as long as `_owner` is borrowed.
     /// 2. Other work that touches the range is ordered with the work that is given this slice.
+    /// 3. All work that is given this slice has run before the borrow ends: what was queued, and every replay
+    ///    of a graph that captured it. Queueing and replaying wait for nothing, and neither does dropping a
+    ///    step, a graph or a stream, so the caller waits: for a record, or by
+    ///    [`Backend::synchronize`].
     pub unsafe fn borrowed<T: ?Sized>(_owner: &'a T, address: u64, bytes: usize) -> Self {
         Self { address, bytes, held: bytes, rows: None, owner: None, _lifetime: PhantomData }
     }

@@ -33,8 +33,9 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// # Safety
     ///
-    /// Work queued here runs only while `'a` lasts: the stream records when this is called and for
-    /// as long as the queue is used, and every replay of the recording happens within `'a`.
+    /// The stream records when this is called and for as long as the queue is used, and every replay of the
+    /// recording is queued within `'a`. That it has run by then is promised by whoever borrowed memory for
+    /// `'a`, see [`DeviceSlice::borrowed`].
     pub unsafe fn recording(backend: &B, stream: &B::Stream) -> Self {
         Self { backend: backend.clone(), stream: stream.clone(), _lifetime: PhantomData }
     }

@@ -16,7 +16,9 @@ use crate::shapes;
 ///
 /// The graph owns what its operations use: lanes, handles and row buffers, and everything that the
 /// slices given to them own. Memory that was only borrowed for `'a` outlives it by the borrow. So
-/// there is nothing that a caller can drop under a graph.
+/// there is nothing that a caller can drop under a graph. Dropping a graph waits for none of its replays: what
+/// it owns stays until they have run, and that what it borrowed does is the promise of
+/// [`DeviceSlice::borrowed`](ep_context::DeviceSlice::borrowed).
 ///
 /// A graph shaped by capacity ([`RowShaping::Capacity`]) is *stale* once that capacity has changed:
 /// [`StepGraph::replay`] refuses it, and [`StepGraph::record_again`] makes a current one of it.
@@ -153,7 +155,7 @@ impl<B: Backend> Recorded<B> {
         backend.begin_recording(stream)?;
         let recorded = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: the stream records from here to the end of the closure, and the graph that
-            // comes of it carries 'a: it cannot be replayed beyond it.
+            // comes of it carries 'a: no replay can be queued beyond it.
             let queue: Queue<'a, B> = unsafe { Queue::recording(backend, stream) };
             let mut step = Step::begin(dispatcher, queue, options)?;
             body(&mut step).map_err(|source| CaptureError::Body {
