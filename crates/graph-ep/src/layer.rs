@@ -139,18 +139,24 @@ impl<B: Backend> ExpertParallel<B> {
         Ok(self.context().allocate_uncounted("tensor", bytes)?)
     }
 
-    /// Queues a copy of `data` to the start of `to`, before the next step.
+    /// Queues a copy of `data` to the start of `to` on [`ExpertParallel::stream`], before the next step that runs
+    /// there. Where steps run on another stream, as those of [`ExpertParallel::engine_runner`] do, nothing orders
+    /// it with them: upload on that stream, by [`Queue::upload`] of a [`Queue::direct`], or order the two by
+    /// [`Backend::order`].
     ///
     /// # Errors
     ///
     /// `to` is shorter.
     pub fn write(&self, to: &Buffer<B>, data: &[u8]) -> Result<(), Error> {
         let queue = Queue::direct(self.context().backend(), &self.stream);
-        // SAFETY: buffers of this group are used on its stream, in whose order this is.
+        // SAFETY: the buffer is used in the order of this group's stream, or of one that the caller has ordered
+        // with it.
         Ok(unsafe { queue.upload(&to.slice(), data) }?)
     }
 
-    /// Waits for the stream and copies the start of `from` to the host.
+    /// Waits for [`ExpertParallel::stream`] and copies the start of `from` to the host. What runs on other
+    /// streams, such as steps of [`ExpertParallel::engine_runner`], is not waited for: wait for the step's record,
+    /// or download on that stream.
     ///
     /// # Errors
     ///
@@ -180,7 +186,8 @@ impl<B: Backend> ExpertParallel<B> {
     }
 
     /// A runner of steps whose graph the engine captures and launches itself, in the order of `stream`:
-    /// one of the engine's. Collective.
+    /// one of the engine's. Collective. [`ExpertParallel::write`] and [`ExpertParallel::read`] are of the group's own
+    /// stream, and not ordered with these steps.
     ///
     /// # Errors
     ///
