@@ -143,7 +143,8 @@ impl ExpertParallelBuilder {
         self
     }
 
-    /// The most multiprocessors that an operation uses at a time (default: zero, all of them).
+    /// The most multiprocessors that an operation uses at a time (default: zero, all of them): at least
+    /// [`LEAST_SMS`](token_dispatch::LEAST_SMS), which is 4. May differ between ranks.
     #[must_use]
     pub fn sm_budget(mut self, multiprocessors: u32) -> Self {
         self.sm_budget = multiprocessors;
@@ -157,7 +158,7 @@ impl ExpertParallelBuilder {
         self
     }
 
-    /// Whether a dispatch clears these rows (default: it does); see
+    /// Whether a dispatch clears the rows with which those of an expert are padded (default: it does); see
     /// [`clear_padding`](token_dispatch::DispatchConfigBuilder::clear_padding) for who may leave them.
     #[must_use]
     pub fn clear_padding(mut self, clear: bool) -> Self {

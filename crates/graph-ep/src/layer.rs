@@ -33,13 +33,12 @@ use crate::error::Error;
 ///         let experts = SyntheticExperts::new(&group)?;
 ///
 ///         // The body of a step: here one MoE layer. It is recorded once and replayed.
-///         let mut layer = MoeLayer::new(
+///         let layer = MoeLayer::new(
 ///             tokens.slice(),
 ///             TokenCount::Fixed(16),
 ///             TopKIds::I32(ids.slice()),
 ///             output.slice(),
 ///         );
-///         layer.topk_weights = None;
 ///         let body = {
 ///             let group = group.clone();
 ///             move |step: &mut graph_ep::Step<'static, HostBackend>| {
@@ -332,7 +331,8 @@ impl<B: Backend> fmt::Debug for ExpertParallel<B> {
 /// The tensors of one MoE layer on one rank.
 #[derive(Clone, Debug)]
 pub struct MoeLayer<'a, B: Backend> {
-    /// `[tokens, hidden]`.
+    /// `[tokens]` rows as the [`Payload`](token_dispatch::Payload) says: `[tokens, hidden]` values unless they are
+    /// bytes.
     pub tokens: DeviceSlice<'a, B>,
     /// `[tokens]` rows of scales, where the payload is bytes with scales.
     pub scales: Option<DeviceSlice<'a, B>>,
@@ -358,16 +358,23 @@ impl<'a, B: Backend> MoeLayer<'a, B> {
     }
 }
 
-/// What the experts of a rank work on: rows grouped by expert.
+/// What the experts of a rank work on: the rows of the window, which lie as the
+/// [`Layout`](token_dispatch::Layout) says.
 #[derive(Debug)]
 pub struct Received<'s, B: Backend> {
-    /// `[capacity, hidden]`: the rows of local expert `e` are those from `expert_offsets[e]`, as many
-    /// as `tokens_per_expert[e]`; up to the next offset follow rows of zeros, or what was there before if
-    /// [`clear_padding`](crate::ExpertParallelBuilder::clear_padding) is off.
+    /// `[capacity]` rows: of `hidden` values, of bytes, or of `hidden` FP8 values, as the
+    /// [`Payload`](token_dispatch::Payload) says.
+    ///
+    /// Grouped by expert, the rows of local expert `e` are those from `expert_offsets[e]`, as many as
+    /// `tokens_per_expert[e]`; up to the next offset follow rows of zeros, or what was there before if
+    /// [`clear_padding`](crate::ExpertParallelBuilder::clear_padding) is off. Flat, there are `total` rows, one for
+    /// each token that has experts here, with these in [`Handle::row_experts`] and their weights in
+    /// [`Handle::row_weights`]; `expert_offsets` then tell nothing but the total.
     pub rows: &'s RowBuffer<B>,
     /// `[capacity]` rows of scales, if the payload has any.
     pub scales: Option<&'s RowBuffer<B>>,
-    /// `[capacity, hidden]`: where the experts leave the result of each row, in the same place.
+    /// `[capacity, hidden]` values of the number format, whatever the payload: where the experts leave the result
+    /// of each row, in the same place.
     pub outputs: &'s RowBuffer<B>,
     /// Holds `expert_offsets`, `tokens_per_expert` and `total`, all in device memory.
     pub handle: &'s Handle<B>,
