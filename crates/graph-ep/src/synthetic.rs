@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
+use ep_context::host::pointer;
 use ep_context::{Backend, Buffer, Kernel, KernelSource, LaunchShape, Queue, Rank, Specialization};
 use graph_capture::BodyError;
 use graph_ep_kernels::{HEADERS, SYNTHETIC_EXPERTS};
@@ -114,10 +115,6 @@ impl SyntheticExpertKernel {
     pub fn constants(dtype: DType) -> Specialization {
         Specialization::new().with("DTYPE", u64::from(dtype as u32))
     }
-}
-
-fn pointer<T>(address: u64) -> *mut T {
-    std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
 /// The synthetic experts of one rank, ready to be queued.

@@ -40,6 +40,7 @@ mod worker;
 pub use graph::{HostExecutable, HostRecording};
 pub use mark::HostMark;
 pub use memory::{HostGrowable, HostMemory};
+pub use operation::pointer;
 pub use options::HostOptions;
 pub use shared::{HostPeer, HostShared};
 pub use stream::HostStream;

@@ -78,7 +78,7 @@ impl Operation {
             Self::Fill { to, value, bytes } => {
                 if *bytes > 0 {
                     // SAFETY: by the contract of `Backend::fill` the range is valid for writes.
-                    unsafe { ptr::write_bytes(pointer(*to), *value, *bytes) };
+                    unsafe { ptr::write_bytes(pointer::<u8>(*to), *value, *bytes) };
                 }
             }
             Self::Upload { to, data } => {
@@ -160,8 +160,8 @@ impl Failure {
     }
 }
 
-/// A device address as a pointer of this process.
-pub(super) fn pointer(address: u64) -> *mut u8 {
+/// A device address of the host backend as a pointer of this process, which it is.
+pub fn pointer<T>(address: u64) -> *mut T {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 

@@ -117,7 +117,7 @@ impl Kernel for Append {
 
     unsafe fn run_on_host(params: &AppendParams) {
         // SAFETY: the launch retains the list behind this address.
-        let log = unsafe { &*pointer(params.log).cast::<Mutex<Vec<u64>>>() };
+        let log = unsafe { &*pointer::<Mutex<Vec<u64>>>(params.log) };
         lock(log).push(params.value);
     }
 }
@@ -148,7 +148,7 @@ impl Kernel for AwaitGate {
 
     unsafe fn run_on_host(params: &GateParams) {
         // SAFETY: the launch retains the word behind this address.
-        await_word(unsafe { &*pointer(params.open).cast::<AtomicU32>() });
+        await_word(unsafe { &*pointer::<AtomicU32>(params.open) });
     }
 }
 
@@ -168,9 +168,8 @@ impl Kernel for Meet {
 
     unsafe fn run_on_host(params: &MeetParams) {
         // SAFETY: the launch retains the words behind both addresses.
-        let (own, other) = unsafe {
-            (&*pointer(params.own).cast::<AtomicU32>(), &*pointer(params.other).cast::<AtomicU32>())
-        };
+        let (own, other) =
+            unsafe { (&*pointer::<AtomicU32>(params.own), &*pointer::<AtomicU32>(params.other)) };
         own.store(1, Ordering::Release);
         await_word(other);
     }
@@ -232,7 +231,7 @@ impl Kernel for CountDown {
 
     unsafe fn run_on_host(params: &CountDownParams) {
         // SAFETY: the launch retains the word behind this address.
-        let word = unsafe { &*pointer(params.word).cast::<AtomicU64>() };
+        let word = unsafe { &*pointer::<AtomicU64>(params.word) };
         let left = word.load(Ordering::Relaxed);
         // SAFETY: the kernel runs in a replay of the graph that the condition belongs to.
         unsafe { set_condition(params.condition, u32::from(left > 0)) };
@@ -249,7 +248,7 @@ impl Kernel for RaiseIfNonzero {
 
     unsafe fn run_on_host(params: &CountDownParams) {
         // SAFETY: the launch retains the word behind this address.
-        let word = unsafe { &*pointer(params.word).cast::<AtomicU64>() };
+        let word = unsafe { &*pointer::<AtomicU64>(params.word) };
         if word.load(Ordering::Relaxed) > 0 {
             // SAFETY: the kernel runs in a replay of the graph that the condition belongs to.
             unsafe { set_condition(params.condition, 1) };
@@ -273,7 +272,7 @@ impl Kernel for Store {
 
     unsafe fn run_on_host(params: &StoreParams) {
         // SAFETY: the launch retains the word behind this address.
-        let word = unsafe { &*pointer(params.word).cast::<AtomicU64>() };
+        let word = unsafe { &*pointer::<AtomicU64>(params.word) };
         word.store(params.value, Ordering::Relaxed);
     }
 }
@@ -292,11 +291,11 @@ pub(super) fn address_of<T>(object: &Arc<T>) -> u64 {
 pub(super) fn peek(address: u64) -> u8 {
     // SAFETY: the tests give addresses inside memory that they hold; volatile, because another
     // mapping of the same page may have changed it.
-    unsafe { pointer(address).read_volatile() }
+    unsafe { pointer::<u8>(address).read_volatile() }
 }
 
 /// Writes a byte of memory that no kernel uses now.
 pub(super) fn poke(address: u64, value: u8) {
     // SAFETY: as for `peek`.
-    unsafe { pointer(address).write_volatile(value) };
+    unsafe { pointer::<u8>(address).write_volatile(value) };
 }

@@ -1,6 +1,5 @@
 //! Waiting and signalling over real memory, for kernel bodies that run on the host.
 
-use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::atomics::Std;
@@ -8,6 +7,7 @@ use super::params::{AttentionBlock, ControlBlock, WaitParams};
 use super::wait::{self, Clock, Value, Words};
 use crate::Rank;
 use crate::fault::{Fault, Phase};
+use crate::host::pointer;
 
 /// How a kernel body on the host waits for peers, signals them, and fails.
 ///
@@ -220,11 +220,6 @@ impl Words for HostWords {
         // SAFETY: See above.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.attention(of)).sleepers) }
     }
-}
-
-/// A device address of the host backend is an address of this process.
-fn pointer<T>(address: u64) -> *mut T {
-    ptr::with_exposed_provenance_mut(address as usize)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use ep_context::signal::HostWaiter;
 use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, StepView, load, raise, store, table, table_mut};
+use super::memory::{LaneBlocks, StepView, load, raise, row_address, store, table, table_mut};
 use super::source;
 use crate::dtype::DType;
 use crate::geometry::Geometry;
@@ -156,6 +156,7 @@ impl Kernel for Regather {
         let blocks = unsafe { LaneBlocks::new(&p.lane, g) };
         let dtype = DType::from_code(g.dtype).unwrap_or(DType::Fp32);
         let (hidden, row_bytes) = (g.hidden as usize, g.sum_bytes as usize);
+        let address = |base, row: u32| row_address(base, row as usize, g.sum_bytes);
         let (mut gradient, mut values) = (vec![0f32; hidden], vec![0f32; hidden]);
         // SAFETY: see above; the gather of the same window filled the lists.
         let (items, pairs) = unsafe { lists(&p.handle) };
@@ -163,7 +164,7 @@ impl Kernel for Regather {
             let (source, token) = (item.source as usize, item.slot / g.fanout);
             let staging = blocks.at(source, g.lane.staging);
             // SAFETY: `token` is below the number of tokens that `source` staged.
-            let row = unsafe { table::<u8>(staging + row_offset(token, row_bytes), row_bytes) };
+            let row = unsafe { table::<u8>(address(staging, token), row_bytes) };
             dtype.decode(row, &mut gradient);
             let pairs = &pairs[item.begin as usize..][..item.rows as usize];
             let rows = if g.flat == 0 { pairs } else { &pairs[..1] };
@@ -172,13 +173,12 @@ impl Kernel for Regather {
                     *value = if g.weighted != 0 { pair.weight * gradient } else { *gradient };
                 }
                 // SAFETY: the row is one of the window's.
-                let to =
-                    unsafe { table_mut::<u8>(p.rows + row_offset(pair.row, row_bytes), row_bytes) };
+                let to = unsafe { table_mut::<u8>(address(p.rows, pair.row), row_bytes) };
                 dtype.encode(&values, to);
                 if p.expert_rows == 0 {
                     continue;
                 }
-                let from = p.expert_rows + row_offset(pair.row, row_bytes);
+                let from = address(p.expert_rows, pair.row);
                 // SAFETY: the row is one of the window's.
                 dtype.decode(unsafe { table::<u8>(from, row_bytes) }, &mut values);
                 let product = gradient.iter().zip(&values).map(|(g, v)| g * v).sum::<f32>();
@@ -264,13 +264,9 @@ unsafe fn clear_padding(p: &RegatherParams) {
     };
     for expert in 0..local {
         for row in offsets[expert] + counts[expert]..offsets[expert + 1] {
-            let at = p.rows + row_offset(row.cast_unsigned(), row_bytes);
+            let at = row_address(p.rows, row as usize, g.sum_bytes);
             // SAFETY: padding rows lie below the end of the window's rows.
             unsafe { table_mut::<u8>(at, row_bytes) }.fill(0);
         }
     }
-}
-
-fn row_offset(row: u32, row_bytes: usize) -> u64 {
-    row as u64 * row_bytes as u64
 }

@@ -4,9 +4,8 @@ use ep_context::signal::HostWaiter;
 use ep_context::{Kernel, KernelSource, Phase};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, load, store, table, table_mut};
+use super::memory::{LaneBlocks, load, row_address, store, table, table_mut};
 use super::received::ReceivedLists;
-use super::route::at;
 use super::source;
 use crate::params::{GatherParams, RowRef, WindowItem, WindowState};
 
@@ -33,8 +32,8 @@ impl Kernel for Gather {
         unsafe {
             let blocks = LaneBlocks::new(&p.lane, g);
             receive(p, &blocks, |source, token| {
-                let row = at(blocks.at(source, g.lane.staging), token, g.row_bytes);
-                Some((row, at(blocks.at(source, g.lane.scales), token, g.scale_bytes)))
+                let row = row_address(blocks.at(source, g.lane.staging), token, g.row_bytes);
+                Some((row, row_address(blocks.at(source, g.lane.scales), token, g.scale_bytes)))
             });
         }
     }
@@ -180,7 +179,6 @@ unsafe fn clear(p: &GatherParams, row: u32) {
 ///
 /// Row `row` lies in the memory at `base`, and nothing else touches it.
 unsafe fn row_of<'a>(base: u64, row: u32, row_bytes: u32) -> &'a mut [u8] {
-    let at = base + u64::from(row) * u64::from(row_bytes);
     // SAFETY: as this function's contract says.
-    unsafe { table_mut(at, row_bytes as usize) }
+    unsafe { table_mut(row_address(base, row as usize, row_bytes), row_bytes as usize) }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bytemuck::Pod;
+use ep_context::host::pointer;
 use ep_context::signal::HostWaiter;
 use ep_context::{Fault, FaultKind, Phase, Rank};
 
@@ -61,8 +62,14 @@ pub(super) unsafe fn atomics<'a>(address: u64, count: usize) -> &'a [AtomicU32] 
     unsafe { std::slice::from_raw_parts(pointer::<AtomicU32>(address), count) }
 }
 
-fn pointer<T>(address: u64) -> *mut T {
-    std::ptr::with_exposed_provenance_mut(address as usize)
+/// The address of row `row` of those at `base`.
+pub(super) fn row_address(base: u64, row: usize, row_bytes: u32) -> u64 {
+    base + row as u64 * u64::from(row_bytes)
+}
+
+/// The address of entry `number` of the list at `base`.
+pub(super) fn entry_address<T>(base: u64, number: u32) -> u64 {
+    row_address(base, number as usize, size_of::<T>() as u32)
 }
 
 /// Gives up, by a fault of this rank.

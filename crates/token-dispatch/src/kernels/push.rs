@@ -11,9 +11,11 @@ use graph_ep_kernels::dispatch as device;
 use super::count::take_stock;
 use super::fold::fold;
 use super::gather::receive;
-use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::memory::{
+    LaneBlocks, StepView, entry_address, load, row_address, store, table, table_mut,
+};
 use super::received::{pair_width, pushed_lists};
-use super::route::{Lists, announce, at, build_lists, entry, given_tokens};
+use super::route::{Lists, announce, build_lists, given_tokens};
 use super::window::{advance, leave_empty};
 use super::{reduce, reduce_push, source};
 use crate::geometry::Geometry;
@@ -73,8 +75,8 @@ impl Kernel for PushDispatch {
             advance(&windowing(p), &waiter);
             receive(&gathering(p), &blocks, |source, token| {
                 if source == g.rank as usize {
-                    let scales = at(p.scales, token, g.scale_bytes);
-                    return Some((at(p.tokens, token, g.row_bytes), scales));
+                    let scales = row_address(p.scales, token, g.scale_bytes);
+                    return Some((row_address(p.tokens, token, g.row_bytes), scales));
                 }
                 for piece in 0..g.row_pieces as usize {
                     let flag = arrived(g, &blocks, g.rank as usize, source, token, piece);
@@ -141,13 +143,13 @@ impl Lists for PeerLists<'_> {
 
     fn item(&self, rank: usize, position: u32) -> u64 {
         let own = self.geometry.rank as usize;
-        entry::<Item>(pushed_lists(self.geometry, self.blocks, rank, own).0, position)
+        entry_address::<Item>(pushed_lists(self.geometry, self.blocks, rank, own).0, position)
     }
 
     fn pair(&self, rank: usize, position: u32, place: u32, _number: u32) -> u64 {
         let own = self.geometry.rank as usize;
         let pairs = pushed_lists(self.geometry, self.blocks, rank, own).1;
-        entry::<Pair>(pairs, position * pair_width(self.geometry) + place)
+        entry_address::<Pair>(pairs, position * pair_width(self.geometry) + place)
     }
 }
 
@@ -183,8 +185,8 @@ unsafe fn send_row(
     for to in blocks.peers_first().filter(|to| *to != rank && reached[*to]) {
         let (row, scales) = pushed_row(g, blocks, to, rank, token);
         for (target, from, bytes) in [
-            (row, at(p.tokens, token, g.row_bytes), g.row_bytes as usize),
-            (scales, at(p.scales, token, g.scale_bytes), g.scale_bytes as usize),
+            (row, row_address(p.tokens, token, g.row_bytes), g.row_bytes as usize),
+            (scales, row_address(p.scales, token, g.scale_bytes), g.scale_bytes as usize),
         ] {
             if bytes > 0 {
                 // SAFETY: the caller's row, and the place of this token in the peer's block.
@@ -218,8 +220,8 @@ fn pushed_row(
 ) -> (u64, u64) {
     let place = (source - usize::from(source > to)) * g.max_tokens as usize + token;
     (
-        at(blocks.at(to, g.lane.pushed_rows), place, g.row_bytes),
-        at(blocks.at(to, g.lane.pushed_scales), place, g.scale_bytes),
+        row_address(blocks.at(to, g.lane.pushed_rows), place, g.row_bytes),
+        row_address(blocks.at(to, g.lane.pushed_scales), place, g.scale_bytes),
     )
 }
 
@@ -233,13 +235,13 @@ fn arrived(
     piece: usize,
 ) -> u64 {
     let flag = (source * g.max_tokens as usize + token) * g.row_pieces as usize + piece;
-    at(blocks.at(to, g.lane.arrived), flag, size_of::<u64>() as u32)
+    row_address(blocks.at(to, g.lane.arrived), flag, size_of::<u64>() as u32)
 }
 
 /// The flag in the block of `owner` for a piece of the partial sum in a landing slot.
 fn returned(g: &Geometry, blocks: &LaneBlocks<'_>, owner: usize, slot: usize, piece: usize) -> u64 {
     let flag = slot * g.sum_pieces as usize + piece;
-    at(blocks.at(owner, g.lane.returned), flag, size_of::<u64>() as u32)
+    row_address(blocks.at(owner, g.lane.returned), flag, size_of::<u64>() as u32)
 }
 
 /// Partial sums to the tokens' owners, and there to their outputs.

@@ -1,7 +1,6 @@
 //! The lists that ranks have for this one, wherever they are.
 
-use super::memory::{LaneBlocks, load, table};
-use super::route::entry;
+use super::memory::{LaneBlocks, entry_address, load, table};
 use crate::geometry::Geometry;
 use crate::params::{DispatchHeader, Item, Pair, TRANSFER_PUSH};
 
@@ -38,13 +37,16 @@ impl<'a> ReceivedLists<'a> {
         } else {
             let items = self.blocks.at(source, g.lane.items);
             let pairs = self.blocks.at(source, g.lane.pairs);
-            (entry::<Item>(items, header.item_base), entry::<Pair>(pairs, header.pair_base))
+            (
+                entry_address::<Item>(items, header.item_base),
+                entry_address::<Pair>(pairs, header.pair_base),
+            )
         };
         // SAFETY: this function's contract; the item's pairs lie in the list of pairs.
         unsafe {
-            let item: Item = load(entry::<Item>(items, position));
+            let item: Item = load(entry_address::<Item>(items, position));
             let first = if pushed { position * pair_width(g) } else { item.pair_begin };
-            (item, table(entry::<Pair>(pairs, first), item.pairs as usize))
+            (item, table(entry_address::<Pair>(pairs, first), item.pairs as usize))
         }
     }
 }
@@ -65,5 +67,5 @@ pub(super) fn pushed_lists(
     let first = source as u32 * g.max_tokens;
     let items = blocks.at(to, g.lane.pushed_items);
     let pairs = blocks.at(to, g.lane.pushed_pairs);
-    (entry::<Item>(items, first), entry::<Pair>(pairs, first * pair_width(g)))
+    (entry_address::<Item>(items, first), entry_address::<Pair>(pairs, first * pair_width(g)))
 }

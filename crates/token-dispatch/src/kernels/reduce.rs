@@ -4,7 +4,7 @@ use ep_context::signal::HostWaiter;
 use ep_context::{FaultKind, Kernel, KernelSource, Phase};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, load, raise, table, table_mut};
+use super::memory::{LaneBlocks, load, raise, row_address, table, table_mut};
 use super::source;
 use crate::dtype::DType;
 use crate::params::{CombineHeader, Destination, ReduceParams, WindowState};
@@ -86,14 +86,15 @@ pub(super) unsafe fn add_partials(
                 return;
             }
             // SAFETY: the destination wrote this slot before its signal.
-            let bytes = unsafe { table::<u8>(landing + (slot * row_bytes) as u64, row_bytes) };
+            let bytes = unsafe { table::<u8>(row_address(landing, slot, g.sum_bytes), row_bytes) };
             dtype.decode(bytes, &mut values);
             for (sum, value) in sum.iter_mut().zip(&values) {
                 *sum += value;
             }
         }
         // SAFETY: the output has a row for each token.
-        let output = unsafe { table_mut::<u8>(p.output + (token * row_bytes) as u64, row_bytes) };
+        let output =
+            unsafe { table_mut::<u8>(row_address(p.output, token, g.sum_bytes), row_bytes) };
         dtype.encode(&sum, output);
     }
 }

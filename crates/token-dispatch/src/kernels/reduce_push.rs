@@ -4,7 +4,7 @@ use ep_context::signal::HostWaiter;
 use ep_context::{FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, StepView, load, raise, store, table, table_mut};
+use super::memory::{LaneBlocks, StepView, load, raise, row_address, store, table, table_mut};
 use super::source;
 use crate::dtype::DType;
 use crate::params::{CombineHeader, LaneState, ReducePushParams, RowRef, WindowItem, WindowState};
@@ -73,7 +73,7 @@ pub(super) unsafe fn push(
         // In the flat layout all pairs of an item share one row, which its experts made together.
         let rows = if g.flat == 0 { item.rows } else { 1 };
         for pair in &pairs[item.begin as usize..][..rows as usize] {
-            let from = p.expert_rows + row_offset(pair.row, row_bytes);
+            let from = row_address(p.expert_rows, pair.row as usize, g.sum_bytes);
             // SAFETY: the row is one of the window's.
             dtype.decode(unsafe { table::<u8>(from, row_bytes) }, &mut values);
             for (sum, value) in sum.iter_mut().zip(&values) {
@@ -83,8 +83,9 @@ pub(super) unsafe fn push(
         }
         let landing = blocks.at(item.source as usize, g.lane.landing);
         // SAFETY: the slot is one that its owner set aside for this rank.
-        let slot =
-            unsafe { table_mut::<u8>(landing + row_offset(item.slot, row_bytes), row_bytes) };
+        let slot = unsafe {
+            table_mut::<u8>(row_address(landing, item.slot as usize, g.sum_bytes), row_bytes)
+        };
         dtype.encode(&sum, slot);
         sent(item);
     }
@@ -133,8 +134,4 @@ pub(super) unsafe fn release(
             );
         }
     }
-}
-
-fn row_offset(row: u32, row_bytes: usize) -> u64 {
-    (row as usize * row_bytes) as u64
 }

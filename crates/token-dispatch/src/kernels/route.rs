@@ -5,7 +5,9 @@ use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 use smallvec::SmallVec;
 
-use super::memory::{LaneBlocks, StepView, load, store, table, table_mut};
+use super::memory::{
+    LaneBlocks, StepView, entry_address, load, row_address, store, table, table_mut,
+};
 use super::source;
 use crate::config::MAX_TOP_K;
 use crate::dtype::DType;
@@ -180,17 +182,12 @@ impl Lists for OwnLists {
     }
 
     fn item(&self, rank: usize, position: u32) -> u64 {
-        entry::<Item>(self.items, self.bases[rank][0] + position)
+        entry_address::<Item>(self.items, self.bases[rank][0] + position)
     }
 
     fn pair(&self, rank: usize, _position: u32, _place: u32, number: u32) -> u64 {
-        entry::<Pair>(self.pairs, self.bases[rank][1] + number)
+        entry_address::<Pair>(self.pairs, self.bases[rank][1] + number)
     }
-}
-
-/// The address of an entry of the list at `base`.
-pub(super) fn entry<T>(base: u64, number: u32) -> u64 {
-    base + u64::from(number) * size_of::<T>() as u64
 }
 
 /// # Safety
@@ -297,9 +294,12 @@ unsafe fn stage(p: &RouteParams, blocks: &LaneBlocks<'_>, tokens: usize) {
             // SAFETY: row `token` of the caller's tokens and of two areas of this rank's block.
             let (row, bytes, row_scales) = unsafe {
                 (
-                    table::<u8>(at(p.tokens, token, g.token_bytes), g.token_bytes as usize),
-                    table_mut::<u8>(at(staging, token, g.row_bytes), row_bytes),
-                    table_mut::<u8>(at(scales, token, g.scale_bytes), scale_bytes),
+                    table::<u8>(
+                        row_address(p.tokens, token, g.token_bytes),
+                        g.token_bytes as usize,
+                    ),
+                    table_mut::<u8>(row_address(staging, token, g.row_bytes), row_bytes),
+                    table_mut::<u8>(row_address(scales, token, g.scale_bytes), scale_bytes),
                 )
             };
             fp8::quantize(dtype, row, &mut scratch, bytes, row_scales);
@@ -314,11 +314,6 @@ unsafe fn stage(p: &RouteParams, blocks: &LaneBlocks<'_>, tokens: usize) {
             unsafe { table_mut::<u8>(to, bytes).copy_from_slice(table(from, bytes)) };
         }
     }
-}
-
-/// The address of row `row`.
-pub(super) fn at(base: u64, row: usize, row_bytes: u32) -> u64 {
-    base + row as u64 * u64::from(row_bytes)
 }
 
 /// Tells every rank, this one included, what is for it: each by the header that `header` makes of how
