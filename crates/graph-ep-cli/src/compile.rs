@@ -4,7 +4,7 @@ use clap::Args;
 use graph_ep::ep_context::cuda::CacheFolder;
 use graph_ep::ep_context::{KernelSource, Specialization};
 use graph_ep::synthetic::SyntheticExpertKernel;
-use graph_ep::token_dispatch::dispatcher::{device_kernels, specialization};
+use graph_ep::token_dispatch::{device_kernels, specialization};
 use graph_ep::{BackendError, Kernel};
 use graph_ep_kernels::{HEADERS, limits};
 

@@ -144,7 +144,7 @@ impl ExpertParallelBuilder {
     }
 
     /// The most multiprocessors that an operation uses at a time (default: zero, all of them): at least
-    /// [`LEAST_SMS`](token_dispatch::config::LEAST_SMS), which is 4. May differ between ranks.
+    /// [`LEAST_SMS`](token_dispatch::LEAST_SMS), which is 4. May differ between ranks.
     #[must_use]
     pub fn sm_budget(mut self, multiprocessors: u32) -> Self {
         self.sm_budget = multiprocessors;

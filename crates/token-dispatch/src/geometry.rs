@@ -39,7 +39,7 @@ use crate::params::{CombineHeader, DispatchHeader, Item, Pair};
 /// The sizes that every kernel works with; the same on all ranks, but for `rank` and `local_experts`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Geometry {
+pub(crate) struct Geometry {
     /// Ranks.
     pub world: u32,
     /// This rank.
@@ -95,7 +95,7 @@ pub struct Geometry {
 /// Where the regions of a lane's shared block start, in bytes from its first.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct LaneLayout {
+pub(crate) struct LaneLayout {
     /// Signal words of dispatch.
     pub dispatch_words: u64,
     /// Signal words of combine, and of the closing round of a step that ends in a dispatch.

@@ -1,38 +1,40 @@
 //! MoE dispatch and combine between the ranks of an expert-parallel group.
-pub mod backward;
+mod backward;
 mod checks;
-pub mod combine;
-pub mod config;
-pub mod dispatch;
-pub mod dispatcher;
-pub mod dtype;
-pub mod error;
-pub mod experts;
+mod combine;
+mod config;
+mod dispatch;
+mod dispatcher;
+mod dtype;
+mod error;
+mod experts;
 pub mod fp8;
-pub mod geometry;
-pub mod handle;
+mod geometry;
+mod handle;
 mod kernels;
-pub mod lane;
+mod lane;
 mod launch;
 pub mod memory;
-pub mod params;
-pub mod record;
+mod params;
+mod record;
 pub mod reference;
 mod rounds;
-pub mod step;
+mod step;
 
 pub use backward::{CombineBackward, DispatchBackward, RoundsBackward};
 pub use combine::Combine;
 pub use config::{
-    DispatchConfig, DispatchConfigBuilder, Layout, Payload, RoutingDependence, Transfer, Weighting,
+    DispatchConfig, DispatchConfigBuilder, LEAST_SMS, Layout, Payload, RoutingDependence, Transfer,
+    Weighting,
 };
 pub use dispatch::{Dispatch, TokenCount, TopKIds};
-pub use dispatcher::TokenDispatcher;
+pub use dispatcher::{TokenDispatcher, device_kernels, specialization};
 pub use dtype::DType;
 pub use error::DispatchError;
 pub use experts::{ExpertHome, ExpertMap};
 pub use geometry::worst_case_rows;
 pub use handle::Handle;
 pub use lane::Lane;
+pub use params::MAX_CHECKED_SETS;
 pub use record::{Counts, Follower, Records, StepRecord};
 pub use step::{RowShaping, Step, StepMode, StepOptions, StepSummary};

@@ -9,7 +9,7 @@ use crate::geometry::Geometry;
 /// Parameters of the sender's half of a dispatch along the routes of a kept handle.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct RestageParams {
+pub(crate) struct RestageParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait and signal.
@@ -31,7 +31,7 @@ pub struct RestageParams {
 /// Parameters of the kernel that waits for the gradients of all ranks.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct AcquireParams {
+pub(crate) struct AcquireParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait.
@@ -49,7 +49,7 @@ pub struct AcquireParams {
 /// Parameters of the receiver's half of such a dispatch.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct RegatherParams {
+pub(crate) struct RegatherParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait.
@@ -72,7 +72,7 @@ pub struct RegatherParams {
 /// Parameters of the kernel that returns gradients of weights which the caller computed.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct PushWeightGradsParams {
+pub(crate) struct PushWeightGradsParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to see that the group has failed.

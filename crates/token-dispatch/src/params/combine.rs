@@ -9,7 +9,7 @@ use crate::geometry::Geometry;
 /// Parameters of a combine after such a dispatch: of both halves.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct PushCombineParams {
+pub(crate) struct PushCombineParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait and signal.
@@ -39,7 +39,7 @@ pub struct PushCombineParams {
 /// Parameters of the expert rank's half of combine.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct ReducePushParams {
+pub(crate) struct ReducePushParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to signal.
@@ -69,7 +69,7 @@ pub struct ReducePushParams {
 /// Parameters of the kernel that waits for the partial sums of all ranks.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct FoldParams {
+pub(crate) struct FoldParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait.
@@ -89,7 +89,7 @@ pub struct FoldParams {
 /// Parameters of the owner's half of combine.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct ReduceParams {
+pub(crate) struct ReduceParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to see that the group has failed.

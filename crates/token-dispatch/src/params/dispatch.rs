@@ -9,7 +9,7 @@ use crate::geometry::Geometry;
 /// Parameters of the sender's half of dispatch.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct RouteParams {
+pub(crate) struct RouteParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait and signal.
@@ -50,7 +50,7 @@ pub struct RouteParams {
 /// itself.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct PushDispatchParams {
+pub(crate) struct PushDispatchParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait and signal.
@@ -118,7 +118,7 @@ pub struct PushDispatchParams {
 /// Parameters of the kernel that waits for the tokens of all ranks and counts them.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct CountParams {
+pub(crate) struct CountParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait.
@@ -152,7 +152,7 @@ pub struct CountParams {
 /// Parameters of the kernel that takes the next window and lays it out.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct WindowParams {
+pub(crate) struct WindowParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to see that the group has failed.
@@ -176,7 +176,7 @@ pub struct WindowParams {
 /// Parameters of the kernel that brings the rows of the window.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct GatherParams {
+pub(crate) struct GatherParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to see that the group has failed.

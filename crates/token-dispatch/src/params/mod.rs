@@ -9,15 +9,16 @@ mod dispatch;
 mod shared;
 mod step;
 
-pub use backward::{AcquireParams, PushWeightGradsParams, RegatherParams, RestageParams};
-pub use combine::{FoldParams, PushCombineParams, ReduceParams, ReducePushParams};
-pub use dispatch::{CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams};
-pub use shared::{
+pub(crate) use backward::{AcquireParams, PushWeightGradsParams, RegatherParams, RestageParams};
+pub(crate) use combine::{FoldParams, PushCombineParams, ReduceParams, ReducePushParams};
+pub(crate) use dispatch::{CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams};
+pub(crate) use shared::{
     CombineHeader, Destination, DispatchHeader, ExpertHomeEntry, HALF_RECEIVE, HALF_SEND,
     HandleParams, Item, LaneParams, LaneState, NONE, Pair, RowRef, StepState, TRANSFER_PULL,
     TRANSFER_PUSH, WindowItem, WindowState,
 };
-pub use step::{
-    AbandonParams, AcknowledgeParams, MAX_CHECKED_SETS, RecordHeader, ResumeParams, STALE,
+pub use step::MAX_CHECKED_SETS;
+pub(crate) use step::{
+    AbandonParams, AcknowledgeParams, RecordHeader, ResumeParams, STALE,
     ShapeCheck, StepBeginParams, StepEndParams,
 };

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 /// What a sender tells each rank in a dispatch. Written before the signal word is released.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct DispatchHeader {
+pub(crate) struct DispatchHeader {
     /// The sender's step.
     pub step: u32,
     /// The place of this dispatch among those of the step.
@@ -25,20 +25,20 @@ pub struct DispatchHeader {
 }
 
 /// The receiver reads rows from the sender's staging area, and lists from the sender's block.
-pub const TRANSFER_PULL: u32 = 0;
+pub(crate) const TRANSFER_PULL: u32 = 0;
 
 /// The sender writes lists and rows into the receiver's block, and a flag behind each piece of a row.
-pub const TRANSFER_PUSH: u32 = 1;
+pub(crate) const TRANSFER_PUSH: u32 = 1;
 
 /// An operation that pushes does the sender's half.
-pub const HALF_SEND: u32 = 1;
+pub(crate) const HALF_SEND: u32 = 1;
 /// It does the receiver's half.
-pub const HALF_RECEIVE: u32 = 2;
+pub(crate) const HALF_RECEIVE: u32 = 2;
 
 /// What a rank tells each rank in a combine, or in the closing round of a step.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct CombineHeader {
+pub(crate) struct CombineHeader {
     /// The sender's step.
     pub step: u32,
     /// The place of the dispatch that is combined among those of the step.
@@ -54,12 +54,12 @@ pub struct CombineHeader {
 }
 
 /// No dispatch, no rank, no position.
-pub const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// One token for one destination.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Item {
+pub(crate) struct Item {
     /// The token: its row in the sender's staging area.
     pub token: u32,
     /// The landing slot of the sender that takes the partial sum.
@@ -73,7 +73,7 @@ pub struct Item {
 /// One token for one expert.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Pair {
+pub(crate) struct Pair {
     /// The expert's slot on its rank.
     pub slot: u32,
     /// How many pairs of the same sender for the same expert come before.
@@ -87,7 +87,7 @@ pub struct Pair {
 /// Where one partial sum of a token comes from.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Destination {
+pub(crate) struct Destination {
     /// The rank.
     pub rank: u32,
     /// The item's place among the items for that rank.
@@ -97,7 +97,7 @@ pub struct Destination {
 /// An item inside the window, as its receiver keeps it.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct WindowItem {
+pub(crate) struct WindowItem {
     /// The rank it came from.
     pub source: u32,
     /// The landing slot at that rank.
@@ -111,7 +111,7 @@ pub struct WindowItem {
 /// One pair of an item: its row, and the weight with which it counts.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct RowRef {
+pub(crate) struct RowRef {
     /// The row in the receive buffer.
     pub row: u32,
     /// The routing weight.
@@ -125,7 +125,7 @@ pub struct RowRef {
 /// A rank and slot for each expert id.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct ExpertHomeEntry {
+pub(crate) struct ExpertHomeEntry {
     /// The rank that holds the expert.
     pub rank: u32,
     /// Its slot there.
@@ -135,7 +135,7 @@ pub struct ExpertHomeEntry {
 /// A lane's words in private device memory.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct LaneState {
+pub(crate) struct LaneState {
     /// Counts dispatches on this lane, modulo 2³².
     pub epoch: u32,
     /// Blocks of the running operation that have done their part; zero between operations. Only a
@@ -165,7 +165,7 @@ pub struct LaneState {
 /// What a rank counts over one step. In private device memory; reset when a step begins.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct StepState {
+pub(crate) struct StepState {
     /// Steps begun, modulo 2³².
     pub step: u32,
     /// Nonzero: an over-budget step was published and not yet acknowledged by the host.
@@ -195,7 +195,7 @@ pub struct StepState {
 /// The window of a dispatch that its receiver works on. In private device memory.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct WindowState {
+pub(crate) struct WindowState {
     /// Tokens that this rank sent.
     pub tokens: u32,
     /// Items for this rank, over all sources.
@@ -225,7 +225,7 @@ pub struct WindowState {
 /// The addresses of a lane.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct LaneParams {
+pub(crate) struct LaneParams {
     /// A table of the lane's shared block on every rank, as mapped here.
     pub blocks: u64,
     /// The lane's [`LaneState`].
@@ -235,7 +235,7 @@ pub struct LaneParams {
 /// The addresses of a handle: the private memory of one dispatch.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct HandleParams {
+pub(crate) struct HandleParams {
     /// For each own token, how many ranks it went to: `[max_tokens]` u32.
     pub fanouts: u64,
     /// For each own token, these ranks in ascending order: `[max_tokens, fanout]` [`Destination`].

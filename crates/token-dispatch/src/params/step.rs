@@ -9,7 +9,7 @@ use crate::geometry::Geometry;
 /// Parameters of the kernel that begins a step.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct StepBeginParams {
+pub(crate) struct StepBeginParams {
     /// How to wait.
     pub wait: WaitParams,
     /// The [`StepState`](super::StepState).
@@ -33,7 +33,7 @@ pub const MAX_CHECKED_SETS: usize = 4;
 /// The generation of a row set for which a step was recorded.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct ShapeCheck {
+pub(crate) struct ShapeCheck {
     /// The u64 that holds the generation of now.
     pub generation: u64,
     /// The one for which the step was recorded.
@@ -44,12 +44,12 @@ pub struct ShapeCheck {
 /// which that was recorded, 15 bits, and the one that holds, 16 bits, each the largest number of so many
 /// bits if it is larger. Everything that says what ranks required carries the largest number that there
 /// was, and no rank ever requires so many rows: so every rank learns of it by the signals of the step.
-pub const STALE: u32 = 1 << 31;
+pub(crate) const STALE: u32 = 1 << 31;
 
 /// Parameters of the closing round of a step that ends in a dispatch.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct AcknowledgeParams {
+pub(crate) struct AcknowledgeParams {
     /// The sizes.
     pub geometry: Geometry,
     /// How to wait.
@@ -69,7 +69,7 @@ pub struct AcknowledgeParams {
 /// Parameters of the kernel that ends a step and publishes its record.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct StepEndParams {
+pub(crate) struct StepEndParams {
     /// How to see that the group has failed.
     pub wait: WaitParams,
     /// The [`StepState`](super::StepState).
@@ -94,7 +94,7 @@ pub struct StepEndParams {
 /// u32 for each dispatch (what it required here).
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct RecordHeader {
+pub(crate) struct RecordHeader {
     /// The step plus one, released last; zero while the record is written, which no step has since numbers
     /// of steps have half of the bits.
     pub sequence: u64,
@@ -141,7 +141,7 @@ impl RecordHeader {
 /// Parameters of the kernel by which the host acknowledges an over-budget step.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct ResumeParams {
+pub(crate) struct ResumeParams {
     /// The [`StepState`](super::StepState).
     pub state: u64,
 }
@@ -149,7 +149,7 @@ pub struct ResumeParams {
 /// Parameters of the kernel by which the host gives the group up.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct AbandonParams {
+pub(crate) struct AbandonParams {
     /// Whom to tell.
     pub wait: WaitParams,
     /// The fault, as a word.
