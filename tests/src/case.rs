@@ -287,11 +287,11 @@ impl Case {
     }
 
     /// The format of sums, as the reference calls it.
-    pub fn number(&self) -> reference::Payload {
+    pub fn number(&self) -> reference::Format {
         match self.dtype {
-            DType::Bf16 => reference::Payload::Bf16,
-            DType::Fp16 => reference::Payload::Fp16,
-            DType::Fp32 => reference::Payload::Fp32,
+            DType::Bf16 => reference::Format::Bf16,
+            DType::Fp16 => reference::Format::Fp16,
+            DType::Fp32 => reference::Format::Fp32,
         }
     }
 

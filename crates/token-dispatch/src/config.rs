@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::DispatchError;
 use crate::experts::ExpertMap;
 use crate::geometry::count_worst_case;
-use crate::kernels::{MOST_RANKS, MOST_TOKENS};
+use crate::kernels::{MOST_RANKS, MOST_TOKENS, WARP_LANES};
 use crate::launch;
 use crate::params::STALE;
 
@@ -244,7 +244,7 @@ impl DispatchConfig {
         let ranks = self.experts.ranks();
         self.transfer != Transfer::Pull
             && ranks <= MOST_RANKS
-            && self.top_k <= MOST_RANKS
+            && self.top_k <= WARP_LANES
             && self.max_tokens <= MOST_TOKENS
             && ranks * (self.most_slots() as usize + 2) <= launch::MOST_PUSH_COLUMNS
             && self.payload != Payload::Fp8

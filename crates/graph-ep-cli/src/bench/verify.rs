@@ -10,7 +10,7 @@ use graph_ep::synthetic;
 use graph_ep::token_dispatch::reference::required::round_up;
 use graph_ep::token_dispatch::reference::window::{Item, items};
 use graph_ep::token_dispatch::reference::{
-    Exchange, ExpertMap, Payload, Processed, ReferenceError, Source, exact,
+    Exchange, ExpertMap, Format, Processed, ReferenceError, Source, exact,
 };
 use graph_ep::{DType, Weighting};
 
@@ -135,7 +135,7 @@ pub struct Oracle<'g> {
     shape: &'g Shape,
     given: &'g Given,
     map: ExpertMap,
-    payload: Payload,
+    format: Format,
     rank: usize,
 }
 
@@ -146,13 +146,13 @@ impl<'g> Oracle<'g> {
     ///
     /// [`ReferenceError`] for a shape without ranks.
     pub fn new(shape: &'g Shape, given: &'g Given, rank: usize) -> Result<Self, ReferenceError> {
-        let payload = match shape.sums() {
-            DType::Bf16 => Payload::Bf16,
-            DType::Fp16 => Payload::Fp16,
-            DType::Fp32 => Payload::Fp32,
+        let format = match shape.sums() {
+            DType::Bf16 => Format::Bf16,
+            DType::Fp16 => Format::Fp16,
+            DType::Fp32 => Format::Fp32,
         };
         let map = ExpertMap::contiguous(shape.experts, shape.ranks)?;
-        Ok(Self { shape, given, map, payload, rank })
+        Ok(Self { shape, given, map, format, rank })
     }
 
     /// Holds what a dispatch left in one layer against the reference. `read` brings the rows of a range
@@ -341,7 +341,7 @@ impl<'g> Oracle<'g> {
         let nothing = Source { values: &[], topk: &[], weights: &[] };
         let mut sources = vec![nothing; shape.ranks];
         sources[self.rank] = Source { values: &values, topk: &topk, weights: &weights };
-        let exchange = Exchange::new(&self.map, self.payload, shape.top_k, shape.hidden, sources)?;
+        let exchange = Exchange::new(&self.map, self.format, shape.top_k, shape.hidden, sources)?;
         let result = |expert: usize, row: &[f32]| match results {
             Results::Synthetic => synthetic::apply(expert as u32, row),
             Results::Rows if shape.plain() => row.to_vec(),

@@ -14,7 +14,7 @@ use std::thread;
 
 use graph_ep::synthetic;
 use graph_ep::token_dispatch::reference::{
-    Exchange, ExpertMap, Payload, Processed, ReferenceError, Source, exact, naive_f64,
+    Exchange, ExpertMap, Format, Processed, ReferenceError, Source, exact, naive_f64,
 };
 
 use serde::{Deserialize, Serialize};
@@ -47,19 +47,19 @@ impl Tally {
 pub(super) struct Verifier<'p> {
     plan: &'p Plan,
     map: ExpertMap,
-    payload: Payload,
+    format: Format,
     rank: usize,
 }
 
 impl<'p> Verifier<'p> {
     pub(super) fn new(plan: &'p Plan, rank: usize) -> Result<Self, ReferenceError> {
         let map = ExpertMap::contiguous(plan.routing.experts(), plan.args.ranks)?;
-        let payload = match plan.args.dtype {
-            Dtype::Bf16 => Payload::Bf16,
-            Dtype::Fp16 => Payload::Fp16,
-            Dtype::Fp32 => Payload::Fp32,
+        let format = match plan.args.dtype {
+            Dtype::Bf16 => Format::Bf16,
+            Dtype::Fp16 => Format::Fp16,
+            Dtype::Fp32 => Format::Fp32,
         };
-        Ok(Self { plan, map, payload, rank })
+        Ok(Self { plan, map, format, rank })
     }
 
     /// Compares `output` of one layer with the oracle, and bit for bit with what `bitwise` says. Where
@@ -135,7 +135,7 @@ impl<'p> Verifier<'p> {
         let mut sources = vec![none; self.plan.args.ranks];
         sources[self.rank] = tokens;
         let (top_k, hidden) = (self.plan.routing.top_k(), self.plan.args.hidden);
-        Exchange::new(&self.map, self.payload, top_k, hidden, sources)
+        Exchange::new(&self.map, self.format, top_k, hidden, sources)
     }
 
     /// Counts values of `output` that the oracle does not admit, or that are not those of `eager`, or of the

@@ -35,7 +35,7 @@ pub(crate) use backward::{Acquire, PushWeightGrads, Regather, Restage};
 pub(crate) use count::Count;
 pub(crate) use fold::{Acknowledge, Fold};
 pub(crate) use gather::Gather;
-pub(crate) use push::{MOST_RANKS, MOST_TOKENS, PushCombine, PushDispatch};
+pub(crate) use push::{MOST_RANKS, MOST_TOKENS, PushCombine, PushDispatch, WARP_LANES};
 pub(crate) use reduce::Reduce;
 pub(crate) use reduce_push::ReducePush;
 pub(crate) use route::Route;

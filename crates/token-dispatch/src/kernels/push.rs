@@ -203,8 +203,11 @@ unsafe fn send_row(
     }
 }
 
-/// The most ranks of a group that pushes.
-pub(crate) const MOST_RANKS: usize = 32;
+/// Lanes of a warp: the choices of a token whose rows are pushed have one each.
+pub(crate) const WARP_LANES: usize = 32;
+
+/// The most ranks of a group that pushes: those of a token have a lane each.
+pub(crate) const MOST_RANKS: usize = WARP_LANES;
 
 /// Tokens of a rank whose rows are pushed: entries of its lists have so many bits for a number among them.
 pub(crate) const MOST_TOKENS: usize = 1 << 20;

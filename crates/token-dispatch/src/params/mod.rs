@@ -11,7 +11,9 @@ mod step;
 
 pub(crate) use backward::{AcquireParams, PushWeightGradsParams, RegatherParams, RestageParams};
 pub(crate) use combine::{FoldParams, PushCombineParams, ReduceParams, ReducePushParams};
-pub(crate) use dispatch::{CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams};
+pub(crate) use dispatch::{
+    CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams,
+};
 pub(crate) use shared::{
     CombineHeader, Destination, DispatchHeader, ExpertHomeEntry, HALF_RECEIVE, HALF_SEND,
     HandleParams, Item, LaneParams, LaneState, NONE, Pair, RowRef, StepState, TRANSFER_PULL,
@@ -19,6 +21,6 @@ pub(crate) use shared::{
 };
 pub use step::MAX_CHECKED_SETS;
 pub(crate) use step::{
-    AbandonParams, AcknowledgeParams, RecordHeader, ResumeParams, STALE,
-    ShapeCheck, StepBeginParams, StepEndParams,
+    AbandonParams, AcknowledgeParams, RecordHeader, ResumeParams, STALE, ShapeCheck,
+    StepBeginParams, StepEndParams,
 };

@@ -8,7 +8,7 @@
 use super::arithmetic::power_of_two;
 use super::exchange::Exchange;
 use super::window::Processed;
-use super::{Payload, ReferenceError};
+use super::{Format, ReferenceError};
 
 /// One output value as f64 gives it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,7 +29,7 @@ impl Approximation {
 
 /// The output of every token, in f64: one `[tokens, hidden]` matrix for each rank.
 ///
-/// Arguments as in [`exact`](super::exact); the expert's result is rounded to the payload type, since
+/// Arguments as in [`exact`](super::exact); the expert's result is rounded to the number format, since
 /// that is the form in which combine reads it.
 ///
 /// # Errors
@@ -77,7 +77,7 @@ fn naive_token(
     }
     let approximate = |(value, magnitude)| Approximation {
         value,
-        tolerance: tolerance(exchange.payload(), terms, magnitude),
+        tolerance: tolerance(exchange.format(), terms, magnitude),
     };
     Ok(sums.into_iter().map(approximate).collect())
 }
@@ -86,7 +86,7 @@ fn naive_token(
 /// sum to `magnitude` = S = `Σ |wᵢ·vᵢ|`.
 ///
 /// Write `u = 2⁻²⁴` and `η = 2⁻¹⁵⁰` for the roundoff of f32, relative and in its subnormal range, and
-/// `uₚ`, `ηₚ` for those of the payload type (both zero for FP32, which rounding leaves alone). Follow
+/// `uₚ`, `ηₚ` for those of the number format (both zero for FP32, which rounding leaves alone). Follow
 /// one of the K terms to the output; it passes through
 ///
 /// - its product: a factor `1 + δ`, `|δ| ≤ u`, and an error of at most η if it is subnormal;
@@ -97,7 +97,7 @@ fn naive_token(
 /// - the additions over the ranks: with m partials, m − 1 that round, as before;
 /// - the final rounding: a factor `1 + δ`, `|δ| ≤ uₚ`, and at most ηₚ.
 ///
-/// The factors number 1 + (n − 1) + (m − 1) of f32 and two of the payload type. Each of the other
+/// The factors number 1 + (n − 1) + (m − 1) of f32 and two of the number format. Each of the other
 /// m − 1 ranks has a term of its own, so n + m − 1 ≤ K, and no term is magnified by more than
 ///
 /// ```text
@@ -114,20 +114,20 @@ fn naive_token(
 /// to which `S·(K + 2)·2⁻⁵⁰` is added for the f64 arithmetic that computes the sum, S and this bound.
 /// For BF16 all of that is close to `2⁻⁷·S`: two roundings of a value of that size.
 ///
-/// If `G·S` and the absolute part exceed the largest finite payload number, an intermediate result
+/// If `G·S` and the absolute part exceed the largest finite number of the format, an intermediate result
 /// may overflow, and the bound is infinite.
-pub fn tolerance(payload: Payload, terms: usize, magnitude: f64) -> f64 {
+pub fn tolerance(format: Format, terms: usize, magnitude: f64) -> f64 {
     if terms == 0 {
         // Nothing was rounded: the output is zero.
         return 0.0;
     }
     let (u, eta) = (power_of_two(-24), power_of_two(-150));
-    let (u_p, eta_p) = (payload.unit_roundoff(), payload.subnormal_roundoff());
+    let (u_p, eta_p) = (format.unit_roundoff(), format.subnormal_roundoff());
     let k = terms as f64;
     let growth = (1.0 + u).powf(k) * (1.0 + u_p) * (1.0 + u_p);
     let absolute = growth * (k * eta + (k + 1.0) * eta_p);
     let largest = growth * magnitude + absolute;
-    if largest.is_nan() || largest > payload.max_finite() {
+    if largest.is_nan() || largest > format.max_finite() {
         return f64::INFINITY;
     }
     magnitude * (growth - 1.0) + absolute + magnitude * (k + 2.0) * power_of_two(-50)
@@ -147,7 +147,7 @@ mod tests {
     fn the_sum_and_its_tolerance_by_hand() {
         let map = ExpertMap::contiguous(2, 1).unwrap();
         let source = Source { values: &[4.0], topk: &[1, 0], weights: &[0.5, -0.25] };
-        let exchange = Exchange::new(&map, Payload::Bf16, 2, 1, vec![source]).unwrap();
+        let exchange = Exchange::new(&map, Format::Bf16, 2, 1, vec![source]).unwrap();
         let output = naive_f64(&exchange, |_, row| row.to_vec(), &Processed::all()).unwrap();
         // 0.5·4 − 0.25·4 = 1, S = 3, (1 + 2^−8)² − 1 ≈ 2^−7.
         assert_eq!(output[0][0].value, 1.0);
@@ -159,16 +159,16 @@ mod tests {
 
     #[test]
     fn fp32_is_held_to_a_few_roundoffs_of_f32() {
-        let bound = tolerance(Payload::Fp32, 8, 1.0);
+        let bound = tolerance(Format::Fp32, 8, 1.0);
         assert!(bound > 8.0 * power_of_two(-24) && bound < 8.01 * power_of_two(-24));
-        assert_eq!(tolerance(Payload::Fp32, 0, 0.0), 0.0);
+        assert_eq!(tolerance(Format::Fp32, 0, 0.0), 0.0);
     }
 
     #[test]
     fn overflow_admits_anything_and_nothing_else_does() {
-        assert_eq!(tolerance(Payload::Fp16, 1, 65504.0), f64::INFINITY);
-        assert!(tolerance(Payload::Fp16, 1, 60000.0).is_finite());
-        assert_eq!(tolerance(Payload::Bf16, 1, f64::NAN), f64::INFINITY);
+        assert_eq!(tolerance(Format::Fp16, 1, 65504.0), f64::INFINITY);
+        assert!(tolerance(Format::Fp16, 1, 60000.0).is_finite());
+        assert_eq!(tolerance(Format::Bf16, 1, f64::NAN), f64::INFINITY);
         let lost = Approximation { value: f64::NAN, tolerance: f64::INFINITY };
         assert!(lost.admits(f32::NAN));
         let kept = Approximation { value: 1.0, tolerance: 0.5 };
@@ -183,7 +183,7 @@ mod tests {
     /// Everything that an exchange is made of.
     #[derive(Debug, Clone)]
     struct Case {
-        payload: Payload,
+        format: Format,
         ranks: usize,
         experts: usize,
         top_k: usize,
@@ -199,16 +199,16 @@ mod tests {
     }
 
     fn case() -> impl Strategy<Value = Case> {
-        (prop::sample::select(&Payload::ALL), 1_usize..5, 1_usize..9, 1_usize..6, 0_usize..40)
-            .prop_flat_map(|(payload, ranks, experts, top_k, capacity)| {
+        (prop::sample::select(&Format::ALL), 1_usize..5, 1_usize..9, 1_usize..6, 0_usize..40)
+            .prop_flat_map(|(format, ranks, experts, top_k, capacity)| {
                 let token = (
-                    prop::collection::vec(number().prop_map(move |x| payload.round(x)), HIDDEN),
+                    prop::collection::vec(number().prop_map(move |x| format.round(x)), HIDDEN),
                     prop::collection::vec(-2_i64..experts as i64 + 1, top_k),
                     prop::collection::vec(number(), top_k),
                 );
                 let sources = prop::collection::vec(prop::collection::vec(token, 0..5), ranks);
                 sources.prop_map(move |sources| Case {
-                    payload,
+                    format,
                     ranks,
                     experts,
                     top_k,
@@ -237,7 +237,7 @@ mod tests {
         let sources =
             owned.iter().map(|(values, topk, weights)| Source { values, topk, weights }).collect();
         let map = ExpertMap::contiguous(case.experts, case.ranks).unwrap();
-        check(&Exchange::new(&map, case.payload, case.top_k, HIDDEN, sources).unwrap())
+        check(&Exchange::new(&map, case.format, case.top_k, HIDDEN, sources).unwrap())
     }
 
     proptest! {
@@ -250,7 +250,7 @@ mod tests {
                 let naive = naive_f64(exchange, expert, &Processed::all()).unwrap();
                 for (output, naive) in output.concat().into_iter().zip(naive.concat()) {
                     prop_assert!(naive.admits(output), "{output:e} against {naive:?}");
-                    prop_assert!(case.payload.represents(output));
+                    prop_assert!(case.format.represents(output));
                 }
                 Ok(())
             })?;
@@ -293,13 +293,13 @@ mod tests {
 
         #[test]
         fn a_lost_or_doubled_row_is_noticed(
-            payload in prop::sample::select(&Payload::ALL),
+            format in prop::sample::select(&Format::ALL),
             weights in prop::collection::vec(0.1_f32..1.0, 2..5),
             value in 0.5_f32..2.0,
         ) {
             // Terms of one sign and of like size: each is far larger than the tolerance.
             let sum: f64 = weights.iter().map(|&w| f64::from(w) * f64::from(value)).sum();
-            let bound = tolerance(payload, weights.len(), sum);
+            let bound = tolerance(format, weights.len(), sum);
             let smallest = weights.iter().copied().fold(1.0_f32, f32::min);
             prop_assert!(f64::from(smallest) * f64::from(value) > 2.0 * bound);
         }
@@ -313,7 +313,7 @@ mod tests {
                 let map = ExpertMap::from_ranks(vec![0; case.experts], case.ranks).unwrap();
                 let sources = exchange.sources().to_vec();
                 let exchange =
-                    Exchange::new(&map, case.payload, case.top_k, HIDDEN, sources).unwrap();
+                    Exchange::new(&map, case.format, case.top_k, HIDDEN, sources).unwrap();
                 let together = exact(&exchange, expert, &all).unwrap();
                 for (output, naive) in together.concat().into_iter().zip(spread.concat()) {
                     prop_assert!(naive.admits(output), "{output:e} against {naive:?}");

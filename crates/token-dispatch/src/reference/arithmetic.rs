@@ -1,12 +1,12 @@
-//! Rounding to the payload type, from its definition.
+//! Rounding to the number format, from its definition.
 //!
-//! Values travel as f32 everywhere in this module tree; a value is a *payload number* if the payload
-//! type represents it. Rounding is to the nearest payload number, ties to the even one, as IEEE 754
+//! Values travel as f32 everywhere in this module tree; a value is *of the format* if the number
+//! format represents it. Rounding is to the nearest number of the format, ties to the even one, as IEEE 754
 //! defines it, subnormals included.
 
 /// The element types that combine reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Payload {
+pub enum Format {
     /// IEEE 754 binary32.
     Fp32,
     /// bfloat16: the range of binary32, eight bits of precision.
@@ -15,7 +15,7 @@ pub enum Payload {
     Fp16,
 }
 
-impl Payload {
+impl Format {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Fp32, Self::Bf16, Self::Fp16];
 
@@ -62,9 +62,9 @@ impl Payload {
         if self == Self::Fp32 { 0.0 } else { power_of_two(self.min_exponent() - self.precision()) }
     }
 
-    /// `value` rounded to the nearest payload number, ties to even; beyond the largest, infinity.
+    /// `value` rounded to the nearest number of the format, ties to even; beyond the largest, infinity.
     ///
-    /// The payload numbers around x are the multiples of `2^(e − p + 1)` where e is the exponent of x,
+    /// The numbers of the format around x are the multiples of `2^(e − p + 1)` where e is the exponent of x,
     /// but no smaller than that of the smallest normal number. Of a magnitude that is added to 2^52
     /// times that spacing f64 keeps just these multiples: the addition itself rounds, to the nearest
     /// and to even, and the subtraction is exact. (`round_ties_even` would say it in a word, but is a
@@ -79,11 +79,11 @@ impl Payload {
         let large = power_of_two(52) * spacing;
         let rounded = (value.abs() + large) - large;
         let rounded = if rounded > self.max_finite() { f64::INFINITY } else { rounded };
-        // Exact: every payload number is an f32.
+        // Exact: every number of the format is an f32.
         rounded.copysign(value) as f32
     }
 
-    /// Whether `value` is a payload number. Infinities are, and so is every NaN.
+    /// Whether `value` is a number of the format. Infinities are, and so is every NaN.
     pub fn represents(self, value: f32) -> bool {
         value.is_nan() || self.round(value) == value
     }
@@ -113,48 +113,48 @@ mod tests {
     fn ties_go_to_even() {
         // BF16 has 7 fraction bits: around 1 the numbers are 2^−7 apart.
         let half_step = 1.0 / 256.0;
-        assert_eq!(Payload::Bf16.round(1.0 + half_step), 1.0);
-        assert_eq!(Payload::Bf16.round(1.0 + 3.0 * half_step), 1.0 + 4.0 * half_step);
-        assert_eq!(Payload::Bf16.round(1.0 + 1.01 * half_step), 1.0 + 2.0 * half_step);
+        assert_eq!(Format::Bf16.round(1.0 + half_step), 1.0);
+        assert_eq!(Format::Bf16.round(1.0 + 3.0 * half_step), 1.0 + 4.0 * half_step);
+        assert_eq!(Format::Bf16.round(1.0 + 1.01 * half_step), 1.0 + 2.0 * half_step);
         // FP16 has 10.
-        assert_eq!(Payload::Fp16.round(2049.0), 2048.0);
-        assert_eq!(Payload::Fp16.round(2051.0), 2052.0);
-        assert_eq!(Payload::Fp32.round(1.0 + f32::EPSILON), 1.0 + f32::EPSILON);
+        assert_eq!(Format::Fp16.round(2049.0), 2048.0);
+        assert_eq!(Format::Fp16.round(2051.0), 2052.0);
+        assert_eq!(Format::Fp32.round(1.0 + f32::EPSILON), 1.0 + f32::EPSILON);
     }
 
     #[test]
     fn the_ends_of_the_range() {
-        assert_eq!(Payload::Fp16.max_finite(), 65504.0);
-        assert_eq!(Payload::Bf16.max_finite(), f64::from(bf16::MAX.to_f32()));
-        assert_eq!(Payload::Fp32.max_finite(), f64::from(f32::MAX));
+        assert_eq!(Format::Fp16.max_finite(), 65504.0);
+        assert_eq!(Format::Bf16.max_finite(), f64::from(bf16::MAX.to_f32()));
+        assert_eq!(Format::Fp32.max_finite(), f64::from(f32::MAX));
         // 65520 is halfway between 65504 and the next number, which does not exist.
-        assert_eq!(Payload::Fp16.round(65519.996), 65504.0);
-        assert_eq!(Payload::Fp16.round(65520.0), f32::INFINITY);
-        assert_eq!(Payload::Bf16.round(-f32::MAX), f32::NEG_INFINITY);
+        assert_eq!(Format::Fp16.round(65519.996), 65504.0);
+        assert_eq!(Format::Fp16.round(65520.0), f32::INFINITY);
+        assert_eq!(Format::Bf16.round(-f32::MAX), f32::NEG_INFINITY);
         // The smallest FP16 subnormal is 2^−24; half of it ties to zero and keeps its sign.
         let smallest = 2.0_f32.powi(-24);
-        assert_eq!(Payload::Fp16.round(smallest), smallest);
-        assert_eq!(Payload::Fp16.round(-smallest / 2.0).to_bits(), (-0.0_f32).to_bits());
-        assert_eq!(Payload::Fp16.round(smallest * 0.75), smallest);
-        assert_eq!(Payload::Fp16.subnormal_roundoff(), f64::from(smallest) / 2.0);
+        assert_eq!(Format::Fp16.round(smallest), smallest);
+        assert_eq!(Format::Fp16.round(-smallest / 2.0).to_bits(), (-0.0_f32).to_bits());
+        assert_eq!(Format::Fp16.round(smallest * 0.75), smallest);
+        assert_eq!(Format::Fp16.subnormal_roundoff(), f64::from(smallest) / 2.0);
     }
 
     #[test]
     fn what_is_not_a_number_stays_that() {
-        for payload in Payload::ALL {
-            assert!(payload.round(f32::NAN).is_nan());
-            assert_eq!(payload.round(f32::NEG_INFINITY), f32::NEG_INFINITY);
-            assert_eq!(payload.round(-0.0).to_bits(), (-0.0_f32).to_bits());
-            assert!(payload.represents(f32::NAN) && payload.represents(f32::INFINITY));
+        for format in Format::ALL {
+            assert!(format.round(f32::NAN).is_nan());
+            assert_eq!(format.round(f32::NEG_INFINITY), f32::NEG_INFINITY);
+            assert_eq!(format.round(-0.0).to_bits(), (-0.0_f32).to_bits());
+            assert!(format.represents(f32::NAN) && format.represents(f32::INFINITY));
         }
-        assert!(!Payload::Bf16.represents(1.001) && Payload::Fp32.represents(1.001));
+        assert!(!Format::Bf16.represents(1.001) && Format::Fp32.represents(1.001));
     }
 
     #[test]
     fn every_half_number_is_represented() {
         for bits in 0..=u16::MAX {
-            assert!(Payload::Bf16.represents(bf16::from_bits(bits).to_f32()));
-            assert!(Payload::Fp16.represents(f16::from_bits(bits).to_f32()));
+            assert!(Format::Bf16.represents(bf16::from_bits(bits).to_f32()));
+            assert!(Format::Fp16.represents(f16::from_bits(bits).to_f32()));
         }
     }
 
@@ -170,8 +170,8 @@ mod tests {
             let tie = number + (next - number) / 2.0;
             for value in [tie.next_down(), tie, tie.next_up()] {
                 let second = (bf16::from_f32(value).to_f32(), f16::from_f32(value).to_f32());
-                let bf16 = (Payload::Bf16.round(value).to_bits(), second.0.to_bits());
-                let fp16 = (Payload::Fp16.round(value).to_bits(), second.1.to_bits());
+                let bf16 = (Format::Bf16.round(value).to_bits(), second.0.to_bits());
+                let fp16 = (Format::Fp16.round(value).to_bits(), second.1.to_bits());
                 assert_eq!(bf16.0, bf16.1, "{value:e} to BF16");
                 assert_eq!(fp16.0, fp16.1, "{value:e} to FP16");
             }
@@ -195,19 +195,19 @@ mod tests {
             prop_assume!(!value.is_nan());
             let bf16 = bf16::from_f32(value).to_f32();
             let fp16 = f16::from_f32(value).to_f32();
-            prop_assert_eq!(Payload::Bf16.round(value).to_bits(), bf16.to_bits());
-            prop_assert_eq!(Payload::Fp16.round(value).to_bits(), fp16.to_bits());
-            prop_assert_eq!(Payload::Fp32.round(value).to_bits(), bits);
+            prop_assert_eq!(Format::Bf16.round(value).to_bits(), bf16.to_bits());
+            prop_assert_eq!(Format::Fp16.round(value).to_bits(), fp16.to_bits());
+            prop_assert_eq!(Format::Fp32.round(value).to_bits(), bits);
         }
 
         #[test]
         fn rounding_stays_within_its_roundoff(value in prop::num::f32::NORMAL | prop::num::f32::SUBNORMAL) {
-            for payload in Payload::ALL {
-                let rounded = f64::from(payload.round(value));
+            for format in Format::ALL {
+                let rounded = f64::from(format.round(value));
                 let value = f64::from(value);
-                let bound = payload.unit_roundoff() * value.abs() + payload.subnormal_roundoff();
-                if value.abs() <= payload.max_finite() {
-                    prop_assert!((rounded - value).abs() <= bound, "{payload:?} {value:e}");
+                let bound = format.unit_roundoff() * value.abs() + format.subnormal_roundoff();
+                if value.abs() <= format.max_finite() {
+                    prop_assert!((rounded - value).abs() <= bound, "{format:?} {value:e}");
                 }
             }
         }

@@ -3,10 +3,10 @@
 //! The arithmetic contract, in f32, every operation rounded and none contracted:
 //!
 //! 1. For each rank that holds an expert of the token: start at +0; for the token's experts on that
-//!    rank, **in ascending order**, add weight × result. Round the sum once to the payload type: that
+//!    rank, **in ascending order**, add weight × result. Round the sum once to the number format: that
 //!    is the rank's *partial*.
 //! 2. For each token: start at +0; add the partials **in ascending order of rank**. Round the sum
-//!    once to the payload type.
+//!    once to the number format.
 //!
 //! A rank that holds no expert of the token, or did not process it, has no partial: nothing is added
 //! for it. A token without any partial is +0.
@@ -17,11 +17,11 @@
 use super::arithmetic::multiply_then_add;
 use super::exchange::Exchange;
 use super::window::Processed;
-use super::{Payload, ReferenceError};
+use super::{Format, ReferenceError};
 
-/// The output of every token: one `[tokens, hidden]` matrix of payload numbers for each rank.
+/// The output of every token: one `[tokens, hidden]` matrix of numbers of the format for each rank.
 ///
-/// `expert(e, row)` is the result of expert `e` for a row, before it is rounded to the payload type.
+/// `expert(e, row)` is the result of expert `e` for a row, before it is rounded to the number format.
 /// `processed` says which items the receivers took; the others contribute nothing.
 ///
 /// # Errors
@@ -36,7 +36,7 @@ pub fn exact(
             let mut output = Vec::with_capacity(exchange.tokens(source) * exchange.hidden());
             for token in 0..exchange.tokens(source) {
                 let partials = partials(exchange, &expert, processed, source, token)?;
-                output.extend(add_partials(exchange.payload(), exchange.hidden(), &partials));
+                output.extend(add_partials(exchange.format(), exchange.hidden(), &partials));
             }
             Ok(output)
         })
@@ -69,19 +69,19 @@ fn partials(
                 *sum = multiply_then_add(*sum, weight, value);
             }
         }
-        partials.push(sum.into_iter().map(|sum| exchange.payload().round(sum)).collect());
+        partials.push(sum.into_iter().map(|sum| exchange.format().round(sum)).collect());
     }
     Ok(partials)
 }
 
-fn add_partials(payload: Payload, hidden: usize, partials: &[Vec<f32>]) -> Vec<f32> {
+fn add_partials(format: Format, hidden: usize, partials: &[Vec<f32>]) -> Vec<f32> {
     let mut sum = vec![0.0_f32; hidden];
     for partial in partials {
         for (sum, value) in sum.iter_mut().zip(partial) {
             *sum += value;
         }
     }
-    sum.into_iter().map(|sum| payload.round(sum)).collect()
+    sum.into_iter().map(|sum| format.round(sum)).collect()
 }
 
 #[cfg(test)]
@@ -110,8 +110,8 @@ mod tests {
             Source { values: &[1.0, 2.0], topk: &[3, 0], weights: &[0.5, 0.25] },
             Source { values: &[8.0, -8.0], topk: &[1, -1], weights: &[1.0, 9.0] },
         ];
-        for payload in Payload::ALL {
-            let exchange = Exchange::new(&map, payload, 2, 2, sources.clone()).unwrap();
+        for format in Format::ALL {
+            let exchange = Exchange::new(&map, format, 2, 2, sources.clone()).unwrap();
             let output = exact(&exchange, scale, &Processed::all()).unwrap();
             assert_eq!(output, [[2.25, 4.5], [16.0, -16.0]]);
         }
@@ -127,20 +127,20 @@ mod tests {
         // All on one rank: 2 + 2^−7 in f32, rounded once to 2 (BF16 numbers near 2 are 2^−6 apart,
         // so this is a tie as well, and 2 is even).
         let map = ExpertMap::contiguous(4, 1).unwrap();
-        let exchange = Exchange::new(&map, Payload::Bf16, 4, 1, vec![source]).unwrap();
+        let exchange = Exchange::new(&map, Format::Bf16, 4, 1, vec![source]).unwrap();
         assert_eq!(exact(&exchange, one, &Processed::all()).unwrap(), [[2.0]]);
 
         // With three times w: 2 + 1.5·2^−7 rounds up to 2 + 2^−6 on one rank. On two ranks the
         // partials 1 + 2·w = 1 + 2^−7 (exact) and 1 + w → 1 add up to 2 + 2^−7 → 2.
         let weights = [1.0, 2.0 * w, 1.0, w];
         let source = Source { weights: &weights, ..source };
-        let exchange = Exchange::new(&map, Payload::Bf16, 4, 1, vec![source]).unwrap();
+        let exchange = Exchange::new(&map, Format::Bf16, 4, 1, vec![source]).unwrap();
         let on_one = exact(&exchange, one, &Processed::all()).unwrap();
         assert_eq!(on_one, [[2.0 + 2.0_f32.powi(-6)]]);
 
         let map = ExpertMap::contiguous(4, 2).unwrap();
         let idle = Source { values: &[], topk: &[], weights: &[] };
-        let exchange = Exchange::new(&map, Payload::Bf16, 4, 1, vec![source, idle]).unwrap();
+        let exchange = Exchange::new(&map, Format::Bf16, 4, 1, vec![source, idle]).unwrap();
         let on_two = exact(&exchange, one, &Processed::all()).unwrap();
         assert_eq!(on_two, [vec![2.0], vec![]]);
     }
@@ -153,7 +153,7 @@ mod tests {
         let identity = |_: usize, row: &[f32]| row.to_vec();
         let output = |topk: &[i64], weights: &[f32]| {
             let source = Source { values: &[1.0], topk, weights };
-            let exchange = Exchange::new(&map, Payload::Fp32, 3, 1, vec![source]).unwrap();
+            let exchange = Exchange::new(&map, Format::Fp32, 3, 1, vec![source]).unwrap();
             exact(&exchange, identity, &Processed::all()).unwrap()[0][0]
         };
         assert_eq!(output(&[0, 1, 2], &[big, 1.0, -big]), 0.0);
@@ -172,7 +172,7 @@ mod tests {
         let output = |weights: &[f32]| {
             let source = Source { values: &[1.0], topk: &[0, 1, 2], weights };
             let sources = vec![source, idle, idle];
-            let exchange = Exchange::new(&map, Payload::Fp32, 3, 1, sources).unwrap();
+            let exchange = Exchange::new(&map, Format::Fp32, 3, 1, sources).unwrap();
             exact(&exchange, identity, &Processed::all()).unwrap()[0][0]
         };
         assert_eq!(output(&[1.0, -big, big]), 1.0);
@@ -183,7 +183,7 @@ mod tests {
     fn expert_results_are_rounded_before_they_are_weighted() {
         let map = ExpertMap::contiguous(1, 1).unwrap();
         let source = Source { values: &[1.0], topk: &[0], weights: &[384.0] };
-        let exchange = Exchange::new(&map, Payload::Bf16, 1, 1, vec![source]).unwrap();
+        let exchange = Exchange::new(&map, Format::Bf16, 1, 1, vec![source]).unwrap();
         // The expert gives 1 + 2^−8, which rounds to 1. Unrounded it would give 385.5 and that 386,
         // since the BF16 numbers near 384 are 2 apart.
         let nudge = |_: usize, row: &[f32]| vec![row[0] + 2.0_f32.powi(-8)];
@@ -199,7 +199,7 @@ mod tests {
             topk: &[-1, 2, /**/ 1, 1],
             weights: &[1.0, 1.0, /**/ 0.5, 100.0],
         };
-        let exchange = Exchange::new(&map, Payload::Fp16, 2, 1, vec![source]).unwrap();
+        let exchange = Exchange::new(&map, Format::Fp16, 2, 1, vec![source]).unwrap();
         let output = exact(&exchange, scale, &Processed::all()).unwrap();
         assert_eq!(bits(&output[0]), bits(&[0.0, 5.0]));
     }
@@ -208,7 +208,7 @@ mod tests {
     fn a_single_negative_zero_comes_out_positive() {
         let map = ExpertMap::contiguous(1, 1).unwrap();
         let source = Source { values: &[-0.0], topk: &[0], weights: &[1.0] };
-        let exchange = Exchange::new(&map, Payload::Bf16, 1, 1, vec![source]).unwrap();
+        let exchange = Exchange::new(&map, Format::Bf16, 1, 1, vec![source]).unwrap();
         let output = exact(&exchange, scale, &Processed::all()).unwrap();
         assert_eq!(bits(&output[0]), bits(&[0.0]));
     }
@@ -220,7 +220,7 @@ mod tests {
         let topk: [&[i64]; 2] = [&[0, 1], &[0, 1]];
         let source = |values, topk| Source { values, topk, weights: &[1.0, 1.0] };
         let sources = vec![source(&[1.0], topk[0]), source(&[f32::INFINITY], topk[1])];
-        let exchange = Exchange::new(&map, Payload::Bf16, 2, 1, sources).unwrap();
+        let exchange = Exchange::new(&map, Format::Bf16, 2, 1, sources).unwrap();
         let lists: Vec<_> = (0..2).map(|rank| items(&topk, 2, &map, rank)).collect();
 
         // Rank 0 takes only rank 0's token, rank 1 takes none: 1·1 and nothing.
@@ -237,7 +237,7 @@ mod tests {
     fn an_expert_of_another_width_is_refused() {
         let map = ExpertMap::contiguous(1, 1).unwrap();
         let source = Source { values: &[1.0], topk: &[0], weights: &[1.0] };
-        let exchange = Exchange::new(&map, Payload::Fp32, 1, 1, vec![source]).unwrap();
+        let exchange = Exchange::new(&map, Format::Fp32, 1, 1, vec![source]).unwrap();
         assert_eq!(
             exact(&exchange, |_, _| vec![], &Processed::all()),
             Err(ReferenceError::ExpertWidth { expert: 0, found: 0, expected: 1 })

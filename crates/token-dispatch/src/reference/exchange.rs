@@ -2,12 +2,12 @@
 
 use super::placement::ExpertMap;
 use super::routing::{Choice, choices};
-use super::{Payload, ReferenceError};
+use super::{Format, ReferenceError};
 
 /// What one rank brings.
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
-    /// `[tokens, hidden]`, payload numbers.
+    /// `[tokens, hidden]`, numbers of the format.
     pub values: &'a [f32],
     /// `[tokens, top_k]`, −1 for none.
     pub topk: &'a [i64],
@@ -19,7 +19,7 @@ pub struct Source<'a> {
 #[derive(Debug, Clone)]
 pub struct Exchange<'a> {
     map: &'a ExpertMap,
-    payload: Payload,
+    format: Format,
     top_k: usize,
     hidden: usize,
     sources: Vec<Source<'a>>,
@@ -30,10 +30,10 @@ impl<'a> Exchange<'a> {
     /// none.
     ///
     /// # Errors
-    /// [`ReferenceError::RankCount`], [`ReferenceError::Shape`] and [`ReferenceError::NotPayload`].
+    /// [`ReferenceError::RankCount`], [`ReferenceError::Shape`] and [`ReferenceError::NotOfFormat`].
     pub fn new(
         map: &'a ExpertMap,
-        payload: Payload,
+        format: Format,
         top_k: usize,
         hidden: usize,
         sources: Vec<Source<'a>>,
@@ -53,12 +53,12 @@ impl<'a> Exchange<'a> {
                     return Err(ReferenceError::Shape { rank, what, found, expected });
                 }
             }
-            if let Some(index) = source.values.iter().position(|&v| !payload.represents(v)) {
+            if let Some(index) = source.values.iter().position(|&v| !format.represents(v)) {
                 let value = source.values[index];
-                return Err(ReferenceError::NotPayload { rank, index, value, payload });
+                return Err(ReferenceError::NotOfFormat { rank, index, value, format });
             }
         }
-        Ok(Self { map, payload, top_k, hidden, sources })
+        Ok(Self { map, format, top_k, hidden, sources })
     }
 
     /// Where the experts are.
@@ -67,8 +67,8 @@ impl<'a> Exchange<'a> {
     }
 
     /// The type that values, expert results, partials and outputs have.
-    pub fn payload(&self) -> Payload {
-        self.payload
+    pub fn format(&self) -> Format {
+        self.format
     }
 
     /// Elements of a row.
@@ -101,7 +101,7 @@ impl<'a> Exchange<'a> {
             .collect()
     }
 
-    /// The result of `expert` for a row, rounded to the payload type.
+    /// The result of `expert` for a row, rounded to the number format.
     pub(super) fn apply(
         &self,
         expert: usize,
@@ -114,7 +114,7 @@ impl<'a> Exchange<'a> {
             return Err(ReferenceError::ExpertWidth { expert, found, expected });
         }
         for value in &mut result {
-            *value = self.payload.round(*value);
+            *value = self.format.round(*value);
         }
         Ok(result)
     }
@@ -138,7 +138,7 @@ mod tests {
     fn shapes_and_values_are_checked() {
         let map = ExpertMap::contiguous(2, 1).unwrap();
         let good = Source { values: &[1.0, 2.0], topk: &[0, 1], weights: &[0.5, 0.5] };
-        let check = |source| Exchange::new(&map, Payload::Bf16, 2, 2, vec![source]).map(|_| ());
+        let check = |source| Exchange::new(&map, Format::Bf16, 2, 2, vec![source]).map(|_| ());
 
         assert_eq!(check(good), Ok(()));
         assert_eq!(check(Source { values: &[], topk: &[], weights: &[] }), Ok(()));
@@ -154,13 +154,13 @@ mod tests {
             check(Source { weights: &[0.5], ..good }),
             Err(ReferenceError::Shape { rank: 0, what: "weights", found: 1, expected: 2 })
         );
-        let payload = Payload::Bf16;
+        let format = Format::Bf16;
         assert_eq!(
             check(Source { values: &[1.0, 1.001], ..good }),
-            Err(ReferenceError::NotPayload { rank: 0, index: 1, value: 1.001, payload })
+            Err(ReferenceError::NotOfFormat { rank: 0, index: 1, value: 1.001, format })
         );
         assert_eq!(
-            Exchange::new(&map, payload, 2, 2, vec![good, good]).map(|_| ()),
+            Exchange::new(&map, format, 2, 2, vec![good, good]).map(|_| ()),
             Err(ReferenceError::RankCount { what: "sources", found: 2, ranks: 1 })
         );
     }

@@ -3,7 +3,7 @@
 //! Everything here is a pure function on plain vectors: no ranks that run, no memory that is shared,
 //! no device. Each function is the shortest statement of its rule that still runs, so that whoever
 //! doubts a result of the engine can read the rule instead of trusting a second implementation. It
-//! shares no code with the engine, not even rounding to the payload type, and is never on its path:
+//! shares no code with the engine, not even rounding to the number format, and is never on its path:
 //! the engine is checked against it, not built on it.
 //!
 //! | module | rule |
@@ -12,7 +12,7 @@
 //! | [`routing`] | which of a token's top-k ids count, and how many tokens each expert gets |
 //! | [`required`] | receive rows: required by a rank, granted at first, needed at worst |
 //! | [`window`] | what a receiver takes when its capacity is less than it requires |
-//! | [`arithmetic`] | rounding to the payload type |
+//! | [`arithmetic`] | rounding to the number format |
 //! | [`fp8`] | FP8 e4m3, and quantising rows to it |
 //! | [`combine`] | the combined output, bit for bit, of every token |
 //! | [`approximate`] | the same output in f64, with a bound on how far the exact one may lie from it |
@@ -31,7 +31,7 @@ pub mod routing;
 pub mod window;
 
 pub use approximate::{Approximation, naive_f64, tolerance};
-pub use arithmetic::Payload;
+pub use arithmetic::Format;
 pub use combine::exact;
 pub use exchange::{Exchange, Source};
 pub use placement::ExpertMap;
@@ -77,17 +77,17 @@ pub enum ReferenceError {
         /// The length that tokens, top-k and hidden size give.
         expected: usize,
     },
-    /// A token holds a value that its payload type cannot represent.
-    #[error("value {index} of rank {rank} is {value:e}, which is no {payload:?} number")]
-    NotPayload {
+    /// A token holds a value that its number format cannot represent.
+    #[error("value {index} of rank {rank} is {value:e}, which is no {format:?} number")]
+    NotOfFormat {
         /// The source rank.
         rank: usize,
         /// Position in that rank's values.
         index: usize,
         /// The value.
         value: f32,
-        /// The payload type.
-        payload: Payload,
+        /// The number format.
+        format: Format,
     },
     /// An expert returned a row of another width than it was given.
     #[error("expert {expert} returned {found} columns for a row of {expected}")]

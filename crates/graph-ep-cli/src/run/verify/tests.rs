@@ -95,7 +95,7 @@ fn truncated(plan: &Plan, inputs: &[LayerInput], capacity: usize) -> (Vec<Vec<u8
         .zip(&ids)
         .map(|(input, topk)| Source { values: &input.values, topk, weights: &input.weights })
         .collect();
-    let exchange = Exchange::new(&map, Payload::Fp32, top_k, plan.args.hidden, sources);
+    let exchange = Exchange::new(&map, Format::Fp32, top_k, plan.args.hidden, sources);
     let processed = Processed::prefixes(&items, &taken).expect("prefixes");
     let rows = exact(&exchange.expect("an exchange"), expert, &processed).expect("outputs");
     let bytes = |rows: &Vec<f32>| rows.iter().flat_map(|value| value.to_le_bytes()).collect();
