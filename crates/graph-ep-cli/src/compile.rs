@@ -9,6 +9,7 @@ use graph_ep::{BackendError, Kernel};
 use graph_ep_kernels::{HEADERS, limits};
 
 use crate::args::{Dtype, NumberError, number};
+use crate::output;
 use crate::run::device::NO_COUNTERS;
 use crate::soak::kernels as soak;
 use crate::verdict::Verdict;
@@ -60,11 +61,11 @@ pub fn run(args: &CompileArgs) -> Result<Verdict, BackendError> {
     for arch in &args.arch {
         for (source, constants) in &kernels {
             folder.prepare(source, constants, arch)?;
-            println!("{arch}  {}", source.file);
+            output::show(&format!("{arch}  {}\n", source.file));
         }
     }
     if let Some(path) = folder.path() {
-        println!("kept in {}", path.display());
+        output::show(&format!("kept in {}\n", path.display()));
     }
     Ok(Verdict::Verified)
 }

@@ -12,13 +12,14 @@ use graph_ep::ep_context::cuda::{
 };
 use graph_ep::{Backend, BackendError};
 
+use crate::output;
 use crate::verdict::Verdict;
 
 /// Prints what was found. A machine without GPUs is no failure: the host backend works there.
 pub fn run() -> Verdict {
     let mut text = String::new();
     examine(&mut text);
-    print!("{text}");
+    output::show(&text);
     Verdict::Verified
 }
 

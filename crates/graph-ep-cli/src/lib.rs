@@ -9,10 +9,13 @@
 //! - **command line**: [`args`] and [`verdict`], the exit codes;
 //! - **output**: [`report`] is the whole of what a run has to say; [`table`] and [`plot`] draw from
 //!   it alone, and [`progress`] is what a person sees while the run lasts. [`output`] writes files
-//!   so that no half of one is seen.
+//!   so that no half of one is seen, and all that is said on stdout and stderr.
 //!
 //! [`run`] joins them. [`policies`] judges growth on routing alone. [`mod@bench`] measures the engine, and
 //! has a report, a table and plots of its own; [`soak`] runs it for long.
+
+// `output` says everything, and does not panic where nobody reads it.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod args;
 pub mod bench;

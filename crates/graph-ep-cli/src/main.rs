@@ -1,16 +1,20 @@
 //! The program `graph-ep`: parses the command line, sets up tracing, and turns how the run ended
 //! into an exit code.
 
+// `output` says everything, and does not panic where nobody reads it.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::error::Error;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Parser;
+use graph_ep::ep_context::error::chain;
 use graph_ep_cli::args::{Cli, Command};
 use graph_ep_cli::bench::{self, nccl};
-use graph_ep_cli::run;
 use graph_ep_cli::verdict::Verdict;
 use graph_ep_cli::{compile, doctor, policies, soak};
+use graph_ep_cli::{output, run};
 use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {
@@ -94,17 +98,12 @@ fn trace_to_stderr(verbose: u8) {
         .with_max_level(level)
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
+        // It would complain on a stderr that cannot be written to, and panic.
+        .log_internal_errors(false)
         .init();
 }
 
 /// The error and what caused it, in one line on stderr.
 fn complain(error: &dyn Error) {
-    let mut line = format!("error: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    // There is nowhere left to complain about a stderr that is closed.
-    let _ = writeln!(io::stderr(), "{line}");
+    output::tell(&format!("error: {}", chain(error)));
 }

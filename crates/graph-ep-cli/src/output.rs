@@ -1,4 +1,9 @@
-//! Writing files so that nobody ever sees half of one.
+//! What the program leaves behind: files, of which nobody ever sees half, and what it says on stdout and
+//! stderr.
+//!
+//! Whoever reads stdout or stderr may go at any time (`graph-ep run | head`). That is no reason to fail,
+//! and there is nowhere to say so: everything that is said goes through here, and files are written
+//! before what they hold is shown.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -12,6 +17,18 @@ pub struct OutputError {
     pub path: PathBuf,
     /// What the system said.
     pub source: io::Error,
+}
+
+/// Writes `text` to stdout, as far as somebody reads it.
+pub fn show(text: &str) {
+    let mut stdout = io::stdout().lock();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+}
+
+/// Writes `line` and the end of a line to stderr, as far as somebody reads it.
+pub fn tell(line: &str) {
+    // In one piece: ranks that are processes share a stderr.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Puts a file with `bytes` at `path`, replacing what was there, or leaves `path` as it was.

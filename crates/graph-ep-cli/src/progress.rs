@@ -3,10 +3,11 @@
 //! A bar, if stderr is a terminal; and one line for each overflow, terminal or not.
 
 use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::output;
 use crate::report::Overflow;
 
 /// Ranks that an overflow's line names before it counts the rest.
@@ -45,13 +46,9 @@ impl Progress {
     }
 
     /// One line on what overflowed and how it ended, above the bar.
-    ///
-    /// Nothing is done about a stderr that cannot be written to: there is nowhere to say so.
     pub fn overflow(&self, overflow: &Overflow) {
         let line = OverflowLine(overflow).to_string();
-        self.bar.suspend(|| {
-            let _ = writeln!(io::stderr(), "{line}");
-        });
+        self.bar.suspend(|| output::tell(&line));
     }
 }
 

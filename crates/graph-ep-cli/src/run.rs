@@ -25,7 +25,7 @@ pub(crate) use tensors::dtype;
 
 use crate::args::{ArgsError, Mode, RunArgs, TransferChoice};
 use crate::demand;
-use crate::output::OutputError;
+use crate::output::{self, OutputError};
 use crate::plot::{self, PlotError};
 use crate::report::{Outcome, Report};
 use crate::routing::{Routing, RoutingError, Shards};
@@ -174,18 +174,18 @@ fn run_on<B: Backend>(
     }
 }
 
-/// Shows and writes the report, and says what it amounts to.
+/// Writes and shows the report, and says what it amounts to.
 fn conclude(args: &RunArgs, report: &Report) -> Result<Verdict, RunError> {
-    print!("{}", table::render(report));
+    // Files first, and none without having tried the other: a stdout that is closed must not lose them,
+    // nor a disk that is full what is shown.
+    let reported = args.report.as_deref().map(|path| report.write(path)).transpose();
+    let drawn = args.plot.as_deref().map(|path| plot::write(report, path)).transpose();
+    output::show(&table::render(report));
     if let Some(failure) = &report.failure {
-        eprintln!("failed: {failure}");
+        output::tell(&format!("failed: {failure}"));
     }
-    if let Some(path) = &args.report {
-        report.write(path)?;
-    }
-    if let Some(path) = &args.plot {
-        plot::write(report, path)?;
-    }
+    reported?;
+    drawn?;
     Ok(match report.outcome {
         Outcome::Verified => Verdict::Verified,
         Outcome::Mismatch | Outcome::Failed => Verdict::Failed,

@@ -7,11 +7,11 @@
 mod render;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
 use std::path::Path;
 
 use super::report::{Entry, Limit, LimitKind, ReadError, Report};
 use super::stats::Quantiles;
+use crate::output;
 use crate::verdict::Verdict;
 
 pub use render::render;
@@ -117,8 +117,7 @@ fn is_wrong(pair: &Pair<'_, Entry>) -> bool {
 /// [`ReadError`], if a file is no report.
 pub fn run(before: &Path, after: &Path, noise: f64) -> Result<Verdict, ReadError> {
     let (text, verdict) = compared(before, after, noise)?;
-    // Nobody is left to tell that stdout is closed.
-    let _ = io::stdout().write_all(text.as_bytes());
+    output::show(&text);
     Ok(verdict)
 }
 

@@ -33,6 +33,7 @@ use graph_ep::ep_context::CudaBackend;
 use graph_ep::{Backend, BackendError, Rank};
 
 use crate::args::check_outputs;
+use crate::output;
 use crate::run::device::{self, Devices};
 use crate::verdict::Verdict;
 use cases::{Kernels, Measured, measured};
@@ -61,10 +62,9 @@ pub fn run(args: &BenchArgs) -> Result<Verdict, BenchError> {
 fn show_again(args: &ShowArgs) -> Result<Verdict, BenchError> {
     check_outputs(None, args.plot.as_deref())?;
     let report = Report::read(&args.report)?;
-    println!("{}", table::render(&report));
-    if let Some(path) = &args.plot {
-        plot::write(&report, args.over, path)?;
-    }
+    let drawn = args.plot.as_deref().map(|path| plot::write(&report, args.over, path)).transpose();
+    output::show(&table::render(&report));
+    drawn?;
     Ok(if report.verified() { Verdict::Verified } else { Verdict::Failed })
 }
 
@@ -119,7 +119,7 @@ fn measure_on<B: Backend>(
     Ok(found)
 }
 
-/// Shows and writes the report, and says what it amounts to.
+/// Writes and shows the report, and says what it amounts to.
 fn conclude(args: &MeasureArgs, machine: &Machine, found: Found) -> Result<Verdict, BenchError> {
     let report = Report {
         schema: SCHEMA.to_owned(),
@@ -131,13 +131,13 @@ fn conclude(args: &MeasureArgs, machine: &Machine, found: Found) -> Result<Verdi
         limits: found.limits,
         results: found.results,
     };
-    print!("{}", table::render(&report));
-    if let Some(path) = &args.report {
-        report.write(path)?;
-    }
-    if let Some(path) = &args.plot {
-        plot::write(&report, None, path)?;
-    }
+    // Files first, and none without having tried the other: a stdout that is closed must not lose them,
+    // nor a disk that is full what is shown.
+    let reported = args.report.as_deref().map(|path| report.write(path)).transpose();
+    let drawn = args.plot.as_deref().map(|path| plot::write(&report, None, path)).transpose();
+    output::show(&table::render(&report));
+    reported?;
+    drawn?;
     Ok(if report.verified() { Verdict::Verified } else { Verdict::Failed })
 }
 

@@ -21,7 +21,7 @@ use graph_ep::overflow::GrowthError;
 
 use crate::args::{ArgsError, check_outputs};
 use crate::bench::report::{ReadError, Report as BenchReport};
-use crate::output::OutputError;
+use crate::output::{self, OutputError};
 use crate::plot::PlotError;
 use crate::routing::RoutingError;
 use crate::trace::TraceError;
@@ -88,7 +88,7 @@ impl PoliciesError {
     }
 }
 
-/// Judges policies as `args` say, and shows and writes what came out.
+/// Judges policies as `args` say, and writes and shows what came out.
 ///
 /// # Errors
 ///
@@ -96,13 +96,13 @@ impl PoliciesError {
 pub fn run(args: &PoliciesArgs) -> Result<Verdict, PoliciesError> {
     check_outputs(args.report.as_deref(), args.plot.as_deref())?;
     let report = judged(args)?;
-    print!("{}", table::render(&report));
-    if let Some(path) = &args.report {
-        report.write(path)?;
-    }
-    if let Some(path) = &args.plot {
-        plot::write(&report, path)?;
-    }
+    // Files first, and none without having tried the other: a stdout that is closed must not lose them,
+    // nor a disk that is full what is shown.
+    let reported = args.report.as_deref().map(|path| report.write(path)).transpose();
+    let drawn = args.plot.as_deref().map(|path| plot::write(&report, path)).transpose();
+    output::show(&table::render(&report));
+    reported?;
+    drawn?;
     Ok(Verdict::Verified)
 }
 

@@ -7,6 +7,7 @@ use graph_ep::ep_context::host::HostOptions;
 use graph_ep::{BackendError, HostBackend};
 
 use crate::args::BackendChoice;
+use crate::output;
 
 /// What ranks run on.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ impl Devices {
             Ok(devices) => Ok(Self::Cuda(devices)),
             Err(error) if choice == BackendChoice::Auto => {
                 if speaks() {
-                    eprintln!("running on the host: {error}");
+                    output::tell(&format!("running on the host: {error}"));
                 }
                 Ok(Self::Host)
             }

@@ -38,7 +38,7 @@ pub use cycles::Held;
 use crate::args::{ArgsError, Mode, check_outputs};
 use crate::bench::report::utc_now;
 use crate::bench::{command_line, commit};
-use crate::output::OutputError;
+use crate::output::{self, OutputError};
 use crate::run::device::{Devices, cuda, host};
 use crate::verdict::Verdict;
 use cycles::Gauge;
@@ -128,7 +128,7 @@ impl SoakArgs {
     }
 }
 
-/// Does what `args` ask for, shows it and writes the report.
+/// Does what `args` ask for, writes the report and shows it.
 ///
 /// # Errors
 ///
@@ -153,10 +153,10 @@ pub fn run(args: &SoakArgs) -> Result<Verdict, SoakError> {
         results: found.entries,
         held: found.held,
     };
-    print!("{}", table::render(&report));
-    if let Some(path) = &common.report {
-        report.write(path)?;
-    }
+    // The file first, which a stdout that is closed must not lose; a full disk must not lose the table.
+    let reported = common.report.as_deref().map(|path| report.write(path)).transpose();
+    output::show(&table::render(&report));
+    reported?;
     Ok(if report.verified { Verdict::Verified } else { Verdict::Failed })
 }
 
@@ -215,7 +215,8 @@ fn soak<B: Gauge>(
                 tracing::info!(number, plan = plan.describe(), "a random group");
                 let ranks = random::run(&plan, backend).inspect_err(|_| {
                     // What it takes to see it again.
-                    eprintln!("group {number}, seed {}: {}", limits.seed, plan.describe());
+                    let (seed, plan) = (limits.seed, plan.describe());
+                    output::tell(&format!("group {number}, seed {seed}: {plan}"));
                 })?;
                 let modes: Vec<_> = plan.episodes.iter().map(|(m, _)| m.to_string()).collect();
                 let name = format!("{number}");

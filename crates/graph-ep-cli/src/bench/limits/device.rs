@@ -3,7 +3,6 @@
 //! skipped.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::mem::offset_of;
 
 use graph_ep::Kernel;
@@ -15,18 +14,17 @@ use super::align::{AlignKernel, AlignParams};
 use super::replay::{EmptyKernel, EmptyParams, TripKernel, TripParams};
 use super::signal::{PingPongKernel, PingPongParams};
 use super::transfer::{CopyKernel, CopyParams};
+use crate::output;
 
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 
 /// Whether NVRTC is there. Says so past the harness, which hides what passing tests print.
 fn nvrtc_is_there(test: &str) -> bool {
     let (there, line) = match nvrtc_version() {
-        Ok((place, (major, minor))) => {
-            (true, format!("{test}: NVRTC {major}.{minor} at {place}\n"))
-        }
-        Err(error) => (false, format!("{test}: skipped: no NVRTC: {error}\n")),
+        Ok((place, (major, minor))) => (true, format!("{test}: NVRTC {major}.{minor} at {place}")),
+        Err(error) => (false, format!("{test}: skipped: no NVRTC: {error}")),
     };
-    let _ = io::stderr().write_all(line.as_bytes());
+    output::tell(&line);
     there
 }
 

@@ -20,6 +20,7 @@ pub use args::{ModelArgs, Size};
 
 use super::BenchError;
 use super::report::Report;
+use crate::output;
 use crate::verdict::Verdict;
 use cells::Rates;
 use law::Form;
@@ -30,7 +31,7 @@ use predict::Network;
 pub(super) fn run(args: &ModelArgs) -> Result<Verdict, BenchError> {
     let reports =
         args.reports.iter().map(|path| Report::read(path)).collect::<Result<Vec<_>, _>>()?;
-    print!("{}", render(args, &reports)?);
+    output::show(&render(args, &reports)?);
     Ok(Verdict::Verified)
 }
 
