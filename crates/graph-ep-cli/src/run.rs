@@ -145,13 +145,16 @@ struct Plan {
 pub fn run(args: &RunArgs) -> Result<Verdict, RunError> {
     args.check_outputs()?;
     let joins = args.processes && processes::is_rank();
+    if joins {
+        processes::begin_rank()?;
+    }
     // A launcher says itself how many ranks there are.
     let ranks = if joins { processes::world()? } else { args.ranks };
     // What a rank would refuse is refused once, and before anything is looked for.
     let plan = Plan::new(&RunArgs { ranks, ..args.clone() })?;
     group::memory_reports(&plan)?;
     if args.processes && !joins {
-        return Ok(processes::spawn(ranks)?);
+        return processes::spawn(ranks);
     }
     match Devices::find(args.backend).map_err(RunError::Device)? {
         Devices::Host => run_on(&plan, joins, device::host),

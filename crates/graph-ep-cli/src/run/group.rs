@@ -9,10 +9,11 @@ use graph_ep::{
 };
 
 use super::collect::Collector;
+use super::interrupt::{self, Second};
 use super::processes::ProcessError;
 use super::rank::{self, Interrupted, Overflowed, RankError, Refused};
 use super::step::StepDone;
-use super::{Plan, RunError, interrupt, line};
+use super::{Plan, RunError, line};
 use crate::args::Mode;
 use crate::progress::Progress;
 use crate::report::Report;
@@ -45,7 +46,7 @@ pub(super) fn run<B: Backend>(
 ) -> Result<Report, RunError> {
     let ranks = plan.args.ranks;
     let memory = memory_reports(plan)?;
-    interrupt::listen().map_err(RunError::Interrupt)?;
+    interrupt::listen(Second::Ends).map_err(RunError::Interrupt)?;
     // A second group runs beside, eagerly, to be compared with.
     let main = ThreadGroup::new(ranks).map_err(setup)?;
     let beside = ThreadGroup::new(ranks).map_err(setup)?;
@@ -158,7 +159,7 @@ pub(super) fn run_rank<B: Backend>(
 
 /// Whether every rank stops at the same place with the same error, so that nobody waits for another.
 fn is_collective(error: &RankError) -> bool {
-    error.downcast_ref::<Refused>().is_some() || error.downcast_ref::<Overflowed>().is_some()
+    error.is::<Refused>() || error.is::<Overflowed>() || error.is::<Interrupted>()
 }
 
 /// Tells the other ranks, on the device and on the host, that this one is gone.
@@ -179,9 +180,6 @@ pub(super) fn first_failure(mut ends: Vec<RankEnd>) -> Result<Option<String>, Ru
             Ok(()) => {}
             Err(RankFailure::Setup(error)) => return Err(error),
             Err(RankFailure::Step(error)) => {
-                if error.downcast_ref::<Interrupted>().is_some() {
-                    return Ok(Some("interrupted; every rank has ended".to_owned()));
-                }
                 if is_collective(&error) {
                     return Ok(Some(line(error.as_ref())));
                 }

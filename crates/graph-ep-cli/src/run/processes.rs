@@ -2,18 +2,22 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use graph_ep::ep_context::rendezvous::{Environment, EnvironmentError, TcpError, TcpRendezvous};
 use graph_ep::{Backend, BackendError, Deadlines, ExpertParallel, Phase};
+use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 
 use super::collect::Collector;
 use super::group;
+use super::interrupt::{self, Second};
 use super::step::StepDone;
-use super::{Plan, RunError, interrupt};
+use super::{Plan, RunError};
+use crate::output;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::verdict::Verdict;
@@ -43,6 +47,9 @@ pub enum ProcessError {
         /// The system's reason.
         source: io::Error,
     },
+    /// The process that started this rank ended before the rank could watch it.
+    #[error("the process that started this rank is gone")]
+    Orphaned,
     /// Rank 0 could not be told of a step.
     #[error("cannot tell rank 0 of the steps: {0}")]
     Report(String),
@@ -75,14 +82,22 @@ struct End {
     failure: Option<String>,
 }
 
+/// What a rank does before all else: from here on it ends with the process that started it, and Ctrl-C
+/// stops it between two steps.
+pub(super) fn begin_rank() -> Result<(), RunError> {
+    let second = match die_with_parent()? {
+        true => Second::IsIgnored,
+        false => Second::Ends,
+    };
+    interrupt::listen(second).map_err(RunError::Interrupt)
+}
+
 /// Runs this process's rank. Rank 0 speaks for all.
 pub(super) fn run_rank<B: Backend>(
     plan: &Plan,
     backend: impl Fn(usize) -> Result<B, BackendError>,
 ) -> Result<Spoken, RunError> {
-    die_with_parent();
     let memory = group::memory_reports(plan)?;
-    interrupt::listen().map_err(RunError::Interrupt)?;
     let environment = Environment::from_environment().map_err(ProcessError::from)?;
     let tcp = environment.tcp;
     let backend = backend(environment.local_rank).map_err(|error| RunError::Setup(error.into()))?;
@@ -149,9 +164,18 @@ fn gather<B: Backend, T: Serialize + for<'de> Deserialize<'de>>(
     all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(wrong)).collect()
 }
 
-/// Starts a process for each rank, with the arguments of this one, and waits for all of them.
-pub(super) fn spawn(ranks: usize) -> Result<Verdict, ProcessError> {
-    let failed = |what| move |source| ProcessError::Process { what, source };
+/// Starts a process for each rank, with the arguments of this one, and waits for all of them. Ctrl-C is
+/// passed on to them.
+pub(super) fn spawn(ranks: usize) -> Result<Verdict, RunError> {
+    interrupt::listen(Second::Ends).map_err(RunError::Interrupt)?;
+    Ok(spawn_all(ranks)?.wait().map_err(failed("wait for"))?)
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> ProcessError {
+    move |source| ProcessError::Process { what, source }
+}
+
+fn spawn_all(ranks: usize) -> Result<Children, ProcessError> {
     let mut secret = [0u8; 32];
     let mut filled = 0;
     while filled < secret.len() {
@@ -186,22 +210,34 @@ pub(super) fn spawn(ranks: usize) -> Result<Verdict, ProcessError> {
             .map_err(failed("start"))?;
         children.0.push(child);
     }
-    children.wait().map_err(failed("wait for"))
+    Ok(children)
 }
 
 /// Processes that do not outlive this value.
 struct Children(Vec<Child>);
 
 impl Children {
-    /// Waits until all have ended. After the first failure the others have a while to report it.
+    /// Waits until all have ended. After the first failure the others have a while to report it. A Ctrl-C
+    /// that only this process was sent is passed on.
     fn wait(&mut self) -> io::Result<Verdict> {
         let mut ended: Vec<Option<ExitStatus>> = vec![None; self.0.len()];
         let mut failed_at: Option<Instant> = None;
+        let mut interrupted = false;
         loop {
             for (child, ended) in self.0.iter_mut().zip(&mut ended) {
                 if ended.is_none() {
                     *ended = child.try_wait()?;
                 }
+            }
+            if interrupt::requested() && !interrupted {
+                interrupted = true;
+                self.interrupt(&ended);
+            }
+            let unheard = |status: &ExitStatus| status.signal() == Some(Signal::INT.as_raw());
+            if interrupted && ended.iter().flatten().any(unheard) {
+                // That rank did not listen yet: no step has run, and the others would wait for it.
+                output::tell("failed: interrupted before the ranks had met");
+                return Ok(Verdict::Failed);
             }
             if ended.iter().flatten().any(|status| !status.success()) {
                 let since = *failed_at.get_or_insert_with(Instant::now);
@@ -213,6 +249,17 @@ impl Children {
                 return Ok(verdict(ended.into_iter().flatten()));
             }
             thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Sends Ctrl-C to those that have not ended. Most had it from the terminal already, which is no
+    /// matter: to them a second one is no more than the first.
+    fn interrupt(&self, ended: &[Option<ExitStatus>]) {
+        for (child, _) in self.0.iter().zip(ended).filter(|(_, ended)| ended.is_none()) {
+            // It was not waited for, so its number is still its own.
+            if let Err(error) = rustix::process::kill_process(Pid::from_child(child), Signal::INT) {
+                tracing::warn!(%error, "a rank could not be interrupted");
+            }
         }
     }
 }
@@ -240,16 +287,17 @@ fn verdict(ended: impl Iterator<Item = ExitStatus>) -> Verdict {
     verdict
 }
 
-/// Lets this process end when the one that started it does, however that ends.
-fn die_with_parent() {
-    let Some(parent) = std::env::var(PARENT).ok().and_then(|id| id.parse::<u32>().ok()) else {
-        return;
+/// Lets this process end when the one that started it does, however that ends. Whether `spawn` started
+/// it, and so whether there is one to end with.
+fn die_with_parent() -> Result<bool, ProcessError> {
+    let Some(parent) = std::env::var(PARENT).ok().and_then(|id| id.parse().ok()) else {
+        return Ok(false);
     };
-    let death =
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
-    let orphaned = rustix::process::getppid()
-        .is_none_or(|id| u32::try_from(id.as_raw_nonzero().get()).ok() != Some(parent));
-    if death.is_err() || orphaned {
-        tracing::warn!("the process that started this rank is gone, or cannot be watched");
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
+        .map_err(|error| failed("watch the parent of")(error.into()))?;
+    // A parent that ended before that sends no signal any more.
+    match rustix::process::getppid().map(Pid::as_raw_pid) == Some(parent) {
+        true => Ok(true),
+        false => Err(ProcessError::Orphaned),
     }
 }

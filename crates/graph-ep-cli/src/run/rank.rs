@@ -39,9 +39,9 @@ pub(super) struct Refused {
     refusal: Refusal,
 }
 
-/// Ctrl-C.
+/// Ctrl-C came to a rank. Every rank stops before the same step.
 #[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
+#[error("interrupted; every rank has ended")]
 pub(super) struct Interrupted;
 
 /// Runs every step on one rank. `done` is told of each, and may end the run.
@@ -56,14 +56,17 @@ pub(super) fn run<B: Backend>(
     let mut reference = eager.map(|eager| Runner::new(plan, eager)).transpose()?;
     let verifier = Verifier::new(plan, rank)?;
     for step in 0..plan.routing.steps() {
-        if interrupt::requested() {
-            return Err(Interrupted.into());
-        }
         let inputs = main.write(plan, group, step)?;
         // So that the time of a step is that of the step, and not of waiting for a rank that still
         // checks the last one.
         let deadline = group.context().deadlines().of(Phase::Record);
-        group.context().rendezvous().barrier("the next step", deadline)?;
+        // Ctrl-C comes to processes one after the other, and none may wait for one that has left.
+        let interrupted = [u8::from(interrupt::requested())];
+        let rendezvous = group.context().rendezvous();
+        let all = rendezvous.all_gather("the next step", &interrupted, deadline)?;
+        if all.concat().contains(&1) {
+            return Err(Interrupted.into());
+        }
         let ran = match plan.args.mode {
             Mode::Eager => main.runner.run_eager(),
             _ => main.runner.run(),
