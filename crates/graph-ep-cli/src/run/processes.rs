@@ -16,7 +16,7 @@ use super::collect::Collector;
 use super::group;
 use super::interrupt::{self, Second};
 use super::step::StepDone;
-use super::{Plan, RunError};
+use super::{Plan, RunError, line};
 use crate::output;
 use crate::progress::Progress;
 use crate::report::Report;
@@ -50,8 +50,8 @@ pub enum ProcessError {
     /// The process that started this rank ended before the rank could watch it.
     #[error("the process that started this rank is gone")]
     Orphaned,
-    /// Rank 0 could not be told of a step.
-    #[error("cannot tell rank 0 of the steps: {0}")]
+    /// Ranks could not tell each other of a step or of the end.
+    #[error("the ranks cannot tell each other of the run: {0}")]
     Report(String),
 }
 
@@ -76,10 +76,27 @@ pub(super) fn world() -> Result<usize, ProcessError> {
 }
 
 /// What a rank says at the end of a run.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct End {
     bytes: u64,
     failure: Option<String>,
+}
+
+impl End {
+    /// The end of the whole run, of which this is one rank's: the most bytes, and why it failed, which
+    /// each rank knows best of itself.
+    ///
+    /// A group that has failed cannot gather any more, and then each rank speaks for itself. Where that
+    /// is the first sign of a failure, it is one: a rank was lost after its last step.
+    fn of_all(self, ends: Result<Vec<Self>, ProcessError>) -> Self {
+        match ends {
+            Ok(ends) => Self {
+                bytes: ends.iter().map(|end| end.bytes).max().unwrap_or(self.bytes),
+                failure: self.failure.or_else(|| ends.into_iter().find_map(|end| end.failure)),
+            },
+            Err(error) => Self { failure: self.failure.or_else(|| Some(line(&error))), ..self },
+        }
+    }
 }
 
 /// What a rank does before all else: from here on it ends with the process that started it, and Ctrl-C
@@ -121,13 +138,10 @@ pub(super) fn run_rank<B: Backend>(
         Ok(())
     });
     let (bytes, failure) = (end.bytes, group::first_failure(vec![end])?);
-    let mine = End { bytes, failure: failure.clone() };
-    // A group that has failed cannot gather any more; then this rank speaks for itself.
+    let mine = End { bytes, failure };
     let ends = gather(&groups.main, "the end of the run", &mine);
     let whole = ends.is_ok();
-    let ends = ends.unwrap_or(vec![mine]);
-    let bytes = ends.iter().map(|end| end.bytes).max().unwrap_or(0);
-    let failure = failure.or_else(|| ends.into_iter().find_map(|end| end.failure));
+    let End { bytes, failure } = mine.of_all(ends);
     match collector {
         Some(collector) => Ok(Spoken::Report(Box::new(collector.finish(failure, bytes)))),
         None => match failure {
@@ -299,5 +313,31 @@ fn die_with_parent() -> Result<bool, ProcessError> {
     match rustix::process::getppid().map(Pid::as_raw_pid) == Some(parent) {
         true => Ok(true),
         false => Err(ProcessError::Orphaned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(bytes: u64, failure: Option<&str>) -> End {
+        End { bytes, failure: failure.map(str::to_owned) }
+    }
+
+    #[test]
+    fn a_run_ends_as_its_ranks_say() {
+        let all = || Ok(vec![end(3, None), end(5, None)]);
+        assert_eq!(end(3, None).of_all(all()), end(5, None));
+        let all = || Ok(vec![end(3, None), end(5, Some("rank 1: why"))]);
+        assert_eq!(end(3, None).of_all(all()), end(5, Some("rank 1: why")));
+        assert_eq!(end(3, Some("mine")).of_all(all()), end(5, Some("mine")));
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_after_the_last_step_is_a_failure() {
+        let lost = || Err(ProcessError::Report("rank 1 is gone".to_owned()));
+        let told = "the ranks cannot tell each other of the run: rank 1 is gone";
+        assert_eq!(end(3, None).of_all(lost()), end(3, Some(told)));
+        assert_eq!(end(3, Some("mine")).of_all(lost()), end(3, Some("mine")));
     }
 }
