@@ -71,7 +71,10 @@ pub enum RunError {
         /// Rows that one token may need: a padded row for each of its experts on a rank.
         least: usize,
     },
-    /// The group cannot be made of these settings.
+    /// No group can be made of these settings.
+    #[error("the group cannot be made")]
+    Refused(#[source] graph_ep::Error),
+    /// The group could be made of these settings, but not on these devices at this time.
     #[error("the group cannot be set up")]
     Setup(#[source] graph_ep::Error),
     /// Ctrl-C could not be taken over.
@@ -114,9 +117,10 @@ impl RunError {
             | Self::Device(_)
             | Self::TooLarge { .. }
             | Self::TooSmall { .. }
-            | Self::Setup(_) => Verdict::BadInput,
+            | Self::Refused(_) => Verdict::BadInput,
             Self::Process(error) => error.verdict(),
-            Self::Interrupt(_)
+            Self::Setup(_)
+            | Self::Interrupt(_)
             | Self::Rank { .. }
             | Self::Thread { .. }
             | Self::Output(_)

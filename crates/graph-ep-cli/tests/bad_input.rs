@@ -73,3 +73,19 @@ fn arguments_that_do_not_go_with_the_routing() {
     let left = std::fs::read_dir(folder.path()).expect("the folder is there").count();
     assert_eq!(left, 0, "nothing is written by a run that does not begin");
 }
+
+/// Settings are not to blame for a machine that is out of something, and the exit code does not say so.
+#[test]
+fn what_a_machine_lacks_is_no_bad_input() {
+    let line = "ulimit -n 12 && exec \"$0\" run --backend host --ranks 4 --steps 1 --hidden 8";
+    let output = Command::new("sh")
+        .args(["-c", line, env!("CARGO_BIN_EXE_graph-ep")])
+        .output()
+        .expect("the shell starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.starts_with("error: the group cannot be set up: "), "{stderr}");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let stderr = refused(folder.path(), &["--backend", "host", "--memory-limit", "1KiB"]);
+    assert!(stderr.starts_with("error: the group cannot be made: "), "{stderr}");
+}

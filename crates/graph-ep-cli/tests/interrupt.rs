@@ -171,3 +171,15 @@ fn a_second_interrupt_ends_processes_that_do_not() {
     run.assert_alone();
     assert!(!folder.path().join("r.json").exists());
 }
+
+#[test]
+fn a_rank_without_the_process_that_started_it_ends() {
+    let output = Command::new(env!("CARGO_BIN_EXE_graph-ep"))
+        .args(["run", "--processes", "--backend", "host"])
+        .envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("GRAPH_EP_PARENT", "2147483647")])
+        .output()
+        .expect("the program starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert_eq!(stderr, "error: the process that started this rank is gone\n");
+}

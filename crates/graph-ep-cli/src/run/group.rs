@@ -96,11 +96,11 @@ pub(super) fn memory_reports(plan: &Plan) -> Result<Vec<MemoryReport>, RunError>
     let reports = (0..plan.args.ranks)
         .map(|rank| plan.group().memory_report(Rank::from_index(rank), plan.args.ranks))
         .collect::<Result<Vec<_>, _>>()
-        .map_err(RunError::Setup)?;
+        .map_err(RunError::Refused)?;
     for report in &reports {
         tracing::debug!("memory of a rank\n{report}");
         if let Some(limit) = plan.args.memory_limit.filter(|limit| report.budget_bytes() > *limit) {
-            return Err(RunError::Setup(graph_ep::Error::MemoryLimit {
+            return Err(RunError::Refused(graph_ep::Error::MemoryLimit {
                 capacity_rows: report.budget_rows,
                 needed: report.budget_bytes(),
                 limit,
