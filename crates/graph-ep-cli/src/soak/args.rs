@@ -239,8 +239,18 @@ impl ReplaysArgs {
 
 /// Whether what was dropped can be told.
 pub(super) fn may_drop(ranks: usize) -> Result<(), SoakArgsError> {
-    let (most, why) = (MOST_DROPPING, "where rows may be dropped");
+    at_most(ranks, MOST_DROPPING, "where rows may be dropped")
+}
+
+fn at_most(ranks: usize, most: usize, why: &'static str) -> Result<(), SoakArgsError> {
     if ranks > most { Err(SoakArgsError::Ranks { ranks, most, why }) } else { Ok(()) }
+}
+
+impl Common {
+    /// What holds of every soak: a word has a bit for each rank.
+    pub(super) fn check(&self) -> Result<(), SoakArgsError> {
+        at_most(self.ranks, MOST_RANKS, "in a soak")
+    }
 }
 
 impl SizeArgs {
@@ -249,9 +259,6 @@ impl SizeArgs {
         let (ranks, experts) = (common.ranks, self.experts);
         if !experts.is_multiple_of(ranks) {
             return Err(SoakArgsError::Experts { experts, ranks });
-        }
-        if ranks > MOST_RANKS {
-            return Err(SoakArgsError::Ranks { ranks, most: MOST_RANKS, why: "in a soak" });
         }
         let most = MOST_TOP_K.min(experts);
         if self.top_k > most {

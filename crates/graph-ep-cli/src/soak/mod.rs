@@ -136,6 +136,7 @@ impl SoakArgs {
 pub fn run(args: &SoakArgs) -> Result<Verdict, SoakError> {
     let common = args.common();
     check_outputs(common.report.as_deref(), None)?;
+    common.check()?;
     let devices = Devices::find(common.backend).map_err(SoakError::Device)?;
     let found = match &devices {
         Devices::Host => soak(&args.command, 0, &host)?,

@@ -117,9 +117,13 @@ fn what_does_not_go_together_is_refused() {
         ("replays --top-k 4 --experts 2", "at most 2"),
         ("replays --mode drop --ranks 8", "dropped"),
         ("phased --ranks 6 --experts 12", "dropped"),
+        ("replays --ranks 33 --experts 66", "at most 32 in a soak"),
+        ("random --ranks 33", "at most 32 in a soak"),
+        ("cycles --ranks 64 --experts 64", "at most 32 in a soak"),
+        ("phased --ranks 33", "at most 32 in a soak"),
         ("replays --tokens 100000", "at most 65536"),
     ] {
-        let error = soak(&parse(line).command, 0, &host).err().expect(line);
+        let error = run(&parse(&format!("{line} --backend host"))).expect_err(line);
         assert!(error.to_string().contains(part), "{line}: {error}");
         assert_eq!(error.verdict(), Verdict::BadInput, "{line}");
     }
