@@ -28,6 +28,7 @@ pub use args::{Against, BenchArgs, BenchCommand, CompareArgs, MeasureArgs, ShowA
 pub use error::BenchError;
 
 use std::env;
+use std::ffi::OsString;
 
 use graph_ep::ep_context::CudaBackend;
 use graph_ep::{Backend, BackendError, Rank};
@@ -125,7 +126,7 @@ fn conclude(args: &MeasureArgs, machine: &Machine, found: Found) -> Result<Verdi
         schema: SCHEMA.to_owned(),
         date: utc_now(),
         commit: commit(args.commit.as_deref()),
-        command: command_line(env::args()),
+        command: command_line(env::args_os()),
         hardware: machine.hardware.clone(),
         method: METHOD.iter().map(|line| (*line).to_owned()).collect(),
         limits: found.limits,
@@ -192,12 +193,13 @@ pub(crate) fn grown_gib(variant: &str) -> Option<f64> {
     (gib > 0.0).then_some(gib)
 }
 
-/// Words as a shell would take them.
-pub(crate) fn command_line(words: impl Iterator<Item = String>) -> String {
+/// Words as a shell would take them. What is no Unicode in them is replaced: it is for people to read.
+pub(crate) fn command_line(words: impl Iterator<Item = OsString>) -> String {
     let quoted = words.map(|word| {
+        let word = word.to_string_lossy();
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+".contains(c);
         if !word.is_empty() && word.chars().all(plain) {
-            word
+            word.into_owned()
         } else {
             format!("'{}'", word.replace('\'', r"'\''"))
         }
@@ -220,7 +222,7 @@ mod tests {
     #[test]
     fn command_lines_can_be_pasted() {
         let words = ["graph-ep", "bench", "--report", "my report's.json", "--tokens", "1,2", ""];
-        let line = command_line(words.map(str::to_owned).into_iter());
+        let line = command_line(words.map(OsString::from).into_iter());
         assert_eq!(line, r"graph-ep bench --report 'my report'\''s.json' --tokens 1,2 ''");
     }
 }

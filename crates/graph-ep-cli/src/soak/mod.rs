@@ -24,6 +24,7 @@ mod device;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use graph_ep::ep_context::rendezvous::RendezvousError;
@@ -162,10 +163,10 @@ pub fn run(args: &SoakArgs) -> Result<Verdict, SoakError> {
 }
 
 /// The command line, with the program's name in place of where it lies.
-fn words() -> impl Iterator<Item = String> {
-    let mut words = std::env::args();
+fn words() -> impl Iterator<Item = OsString> {
+    let mut words = std::env::args_os();
     let program = words.next().unwrap_or_default();
-    let name = Path::new(&program).file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = Path::new(&program).file_name().map(OsStr::to_owned);
     name.into_iter().chain(words)
 }
 
