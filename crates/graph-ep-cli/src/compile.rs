@@ -26,11 +26,11 @@ pub struct CompileArgs {
     pub hidden: usize,
 
     /// Experts of a token
-    #[arg(long, value_name = "K", value_parser = number::positive)]
+    #[arg(long, value_name = "K", value_parser = number::up_to::<{ number::MAX_TOP_K }>)]
     pub top_k: usize,
 
     /// Ranks of the expert-parallel group
-    #[arg(long, value_name = "N", value_parser = number::positive)]
+    #[arg(long, value_name = "N", value_parser = number::up_to::<{ number::MAX_RANKS }>)]
     pub ranks: usize,
 
     /// Element type of tokens on their way

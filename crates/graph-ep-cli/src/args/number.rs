@@ -5,6 +5,12 @@ use std::num::{ParseFloatError, ParseIntError};
 /// The largest `--alignment`, the most rows of an expert that a kernel's tile takes.
 const MAX_ALIGNMENT: usize = 256;
 
+/// What the engine takes: tokens of a rank, experts of a token, experts and ranks.
+pub(crate) const MAX_TOKENS: usize = 1 << 20;
+pub(crate) const MAX_TOP_K: usize = 64;
+pub(crate) const MAX_EXPERTS: usize = crate::routing::MAX_EXPERTS;
+pub(crate) const MAX_RANKS: usize = 1 << 10;
+
 /// Rows are moved in units of 16 bytes, and the smallest element has two.
 const HIDDEN_MULTIPLE: usize = 8;
 
@@ -24,6 +30,12 @@ pub enum NumberError {
     /// It must be at least one.
     #[error("it must be at least 1")]
     Zero,
+    /// It must be neither zero nor more than can be.
+    #[error("it must be from 1 to {most}")]
+    Most {
+        /// The most.
+        most: usize,
+    },
     /// A factor must be finite and positive.
     #[error("it must be finite and greater than 0")]
     Factor,
@@ -57,6 +69,12 @@ pub(crate) fn positive(text: &str) -> Result<usize, NumberError> {
     }
 }
 
+/// From 1 to `MOST`. What has a limit is held to it here, so that sizes can be multiplied.
+pub(crate) fn up_to<const MOST: usize>(text: &str) -> Result<usize, NumberError> {
+    let number = text.parse()?;
+    if (1..=MOST).contains(&number) { Ok(number) } else { Err(NumberError::Most { most: MOST }) }
+}
+
 pub(crate) fn positive_factor(text: &str) -> Result<f64, NumberError> {
     let factor: f64 = text.parse()?;
     if factor.is_finite() && factor > 0.0 { Ok(factor) } else { Err(NumberError::Factor) }
@@ -87,6 +105,11 @@ mod tests {
     fn limits_are_inclusive() {
         assert_eq!(alignment("1"), Ok(1));
         assert_eq!(alignment("256"), Ok(256));
+        assert_eq!(up_to::<64>("1"), Ok(1));
+        assert_eq!(up_to::<64>("64"), Ok(64));
+        for beyond in ["0", "65"] {
+            assert_eq!(up_to::<64>(beyond), Err(NumberError::Most { most: 64 }));
+        }
         assert_eq!(hidden("8"), Ok(8));
         assert_eq!(hidden("1048576"), Ok(1 << 20));
         assert_eq!(hidden("1048584"), Err(NumberError::Hidden));

@@ -78,7 +78,7 @@ pub struct MeasureArgs {
     pub ops: Vec<Op>,
 
     /// Tokens of each rank
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = number::positive)]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = number::up_to::<{ number::MAX_TOKENS }>)]
     pub tokens: Vec<usize>,
 
     /// Order of received rows
@@ -90,11 +90,11 @@ pub struct MeasureArgs {
     pub dtype: Vec<Dtype>,
 
     /// Experts of a token
-    #[arg(long, value_name = "K,..", value_delimiter = ',', value_parser = number::positive)]
+    #[arg(long, value_name = "K,..", value_delimiter = ',', value_parser = number::up_to::<{ number::MAX_TOP_K }>)]
     pub top_k: Vec<usize>,
 
     /// Experts over all ranks
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = number::positive)]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = number::up_to::<{ number::MAX_EXPERTS }>)]
     pub experts: Vec<usize>,
 
     /// Elements of a token: a multiple of 8
@@ -102,7 +102,7 @@ pub struct MeasureArgs {
     pub hidden: Vec<usize>,
 
     /// Ranks of the group, each a thread of this process
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = number::positive)]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = number::up_to::<{ number::MAX_RANKS }>)]
     pub ranks: Vec<usize>,
 
     /// How choices are spread over experts
@@ -126,7 +126,7 @@ pub struct MeasureArgs {
     pub padding: Vec<Padding>,
 
     /// Samples of each result [default: as many as take about half a second]
-    #[arg(long, value_name = "N", value_parser = number::positive)]
+    #[arg(long, value_name = "N", value_parser = number::up_to::<{ 1 << 20 }>)]
     pub samples: Option<usize>,
 
     /// MoE layers of a step that is replayed or recovered
@@ -135,7 +135,7 @@ pub struct MeasureArgs {
         value_name = "N,..",
         default_value = "4",
         value_delimiter = ',',
-        value_parser = number::positive
+        value_parser = number::up_to::<{ 1 << 10 }>
     )]
     pub step_layers: Vec<usize>,
 

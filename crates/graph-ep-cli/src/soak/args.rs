@@ -137,7 +137,7 @@ pub struct RandomArgs {
     pub groups: usize,
 
     /// Changes of mode in each group
-    #[arg(long, value_name = "N", default_value = "8", value_parser = number::positive)]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = number::up_to::<{ 1 << 20 }>)]
     pub episodes: usize,
 
     /// The most steps between two changes of mode [default: 1000 on GPUs, 60 on the host]

@@ -211,7 +211,7 @@ fn soak<B: Gauge>(
                 seed: common.seed,
                 recover: !on_gpus || per_gpu == 1,
             };
-            let mut entries = Vec::with_capacity(args.groups);
+            let mut entries = Vec::new();
             for number in 0..args.groups {
                 let plan = random::Plan::draw(&limits, number);
                 tracing::info!(number, plan = plan.describe(), "a random group");
