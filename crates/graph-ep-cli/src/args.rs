@@ -108,7 +108,7 @@ pub struct RunArgs {
     pub look_ahead: Option<f64>,
 
     /// Shrink between steps after this many that needed less [default: off]
-    #[arg(long, value_name = "N", value_parser = number::positive)]
+    #[arg(long, value_name = "N", value_parser = number::up_to::<{ u32::MAX as usize }>)]
     pub shrink_after: Option<usize>,
 
     /// Elements of a token: a multiple of 8
@@ -249,6 +249,7 @@ mod tests {
             "--look-ahead 0.9",
             "--look-ahead 0",
             "--shrink-after 0",
+            "--shrink-after 4294967296",
             "--hidden 0",
             "--hidden 12",
             "--dtype fp8",

@@ -1,7 +1,6 @@
 //! One rank: records the step, runs all of them, checks what came out.
 
 use std::error::Error;
-use std::num::NonZeroU32;
 
 use graph_ep::overflow::Refusal;
 use graph_ep::synthetic::SyntheticExperts;
@@ -217,9 +216,10 @@ fn settings(args: &RunArgs) -> RecoverySettings {
         })
         .adjustments(Adjustments {
             look_ahead: args.look_ahead,
+            // Parsed as a number that fits.
             shrink_after: args
                 .shrink_after
-                .map(|steps| NonZeroU32::new(steps as u32).unwrap_or(NonZeroU32::MAX)),
+                .and_then(|steps| u32::try_from(steps).ok()?.try_into().ok()),
             ..Adjustments::default()
         })
 }
