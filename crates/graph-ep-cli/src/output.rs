@@ -9,6 +9,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use tempfile::NamedTempFile;
+
 /// A file could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: cannot be written", path.display())]
@@ -52,13 +54,45 @@ fn write_through(path: &Path, bytes: &[u8]) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(bytes)
 }
 
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Whether a file could be put at `path` now. Leaves nothing behind.
+///
+/// # Errors
+///
+/// What the system says of a folder that is not there or takes no files.
+pub(crate) fn try_place(path: &Path) -> io::Result<()> {
+    match path.metadata() {
+        Ok(there) if !there.is_file() => Ok(()),
+        _ => beside(&place(path)).map(drop),
+    }
+}
+
+/// Where a file is put that is to be at `path`: two paths with the same place are one file.
+pub(crate) fn place(path: &Path) -> PathBuf {
     // A link stays a link: what it points to is replaced.
-    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let folder = match target.parent() {
+    let file = path.canonicalize().ok();
+    let new = || Some(folder_of(path).canonicalize().ok()?.join(path.file_name()?));
+    file.or_else(new).unwrap_or_else(|| path.to_owned())
+}
+
+/// Where the file of this path lies.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
-    };
+    }
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let place = place(path);
+    let mut temporary = beside(&place)?;
+    temporary.write_all(bytes)?;
+    temporary.as_file().sync_all()?;
+    let _: File = temporary.persist(&place)?;
+    Ok(())
+}
+
+/// A temporary file in the folder of `place`.
+fn beside(place: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     // A temporary file is private by default; a result has the permissions of any other new file.
     #[cfg(unix)]
@@ -66,11 +100,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    let mut temporary = builder.prefix(".graph-ep-").tempfile_in(folder)?;
-    temporary.write_all(bytes)?;
-    temporary.as_file().sync_all()?;
-    let _: File = temporary.persist(&target)?;
-    Ok(())
+    builder.prefix(".graph-ep-").tempfile_in(folder_of(place))
 }
 
 #[cfg(test)]

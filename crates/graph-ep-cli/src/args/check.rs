@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::RunArgs;
+use crate::output;
 use crate::routing::{Routing, RoutingError};
 
 /// Why arguments that parsed cannot be used.
@@ -39,6 +40,24 @@ pub enum ArgsError {
         /// The folder that does not exist.
         folder: PathBuf,
     },
+    /// A file is to be written where a folder is.
+    #[error("{flag} {} is a folder", path.display())]
+    IsFolder {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The folder of a file takes none.
+    #[error("{flag} {}: no file can be put there: {reason}", path.display())]
+    NoPlace {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
     /// Two files are to be written to the same place.
     #[error("--report and --plot both name {}", path.display())]
     SameFile {
@@ -47,21 +66,26 @@ pub enum ArgsError {
     },
 }
 
-/// Checks that the files to be written at the end have a folder each, and are not one file.
+/// Checks that the files to be written at the end can be put where they are to be, and are not one file.
 pub(crate) fn check_outputs(report: Option<&Path>, plot: Option<&Path>) -> Result<(), ArgsError> {
     for (flag, path) in [("--report", report), ("--plot", plot)] {
         let Some(path) = path else { continue };
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        // `name/` names a folder, whether it is there or not.
+        if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return Err(ArgsError::IsFolder { flag, path: path.to_owned() });
+        }
+        let folder = output::folder_of(path);
         if !folder.is_dir() {
             let (path, folder) = (path.to_owned(), folder.to_owned());
             return Err(ArgsError::NoFolder { flag, path, folder });
         }
+        if let Err(error) = output::try_place(path) {
+            let (path, reason) = (path.to_owned(), error.to_string());
+            return Err(ArgsError::NoPlace { flag, path, reason });
+        }
     }
     match (report, plot) {
-        (Some(report), Some(plot)) if report == plot => {
+        (Some(report), Some(plot)) if output::place(report) == output::place(plot) => {
             Err(ArgsError::SameFile { path: plot.to_owned() })
         }
         _ => Ok(()),
@@ -74,7 +98,8 @@ impl RunArgs {
     ///
     /// # Errors
     ///
-    /// [`ArgsError::NoFolder`], [`ArgsError::SameFile`].
+    /// [`ArgsError::NoFolder`], [`ArgsError::IsFolder`], [`ArgsError::NoPlace`],
+    /// [`ArgsError::SameFile`].
     pub fn check_outputs(&self) -> Result<(), ArgsError> {
         check_outputs(self.report.as_deref(), self.plot.as_deref())
     }
@@ -145,5 +170,46 @@ mod tests {
             args("--report same --plot same").check_outputs(),
             Err(ArgsError::SameFile { .. })
         ));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn outputs_are_files_that_can_be_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("file"), b"x").unwrap();
+        std::fs::create_dir(at("folder")).unwrap();
+        std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+        let there = |report: &str, plot: &str| check_outputs(Some(&at(report)), Some(&at(plot)));
+        there("file", "new").unwrap();
+        for (report, plot) in [("file", "folder"), ("file", "none/"), ("file", "folder/..")] {
+            let error = there(report, plot).unwrap_err();
+            assert!(matches!(&error, ArgsError::IsFolder { flag: "--plot", .. }), "{error}");
+        }
+        for (report, plot) in [
+            ("file", "./file"),
+            ("file", "folder/../file"),
+            ("new", "folder/../new"),
+            ("file", "link"),
+        ] {
+            let error = there(report, plot).unwrap_err();
+            assert!(matches!(&error, ArgsError::SameFile { .. }), "{report}, {plot}: {error}");
+        }
+        // Nothing is there but what was there.
+        let mut names: Vec<_> = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["file", "folder", "link"]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_folder_that_takes_no_files_is_refused() {
+        let error = check_outputs(Some(Path::new("/proc/r.json")), None).unwrap_err();
+        assert!(matches!(&error, ArgsError::NoPlace { flag: "--report", .. }), "{error}");
+        // What is no file is written to, not replaced.
+        check_outputs(Some(Path::new("/dev/null")), None).unwrap();
     }
 }
