@@ -14,7 +14,8 @@ use crate::workload::Workload;
                   --workload, the built-in trace and every workload are taken."
 )]
 pub struct PoliciesArgs {
-    /// Router decisions: safetensors files with `topk_idx`
+    /// Router decisions: safetensors files with `topk_idx`; of one name they are told apart by their places
+    /// in this list
     #[arg(long, value_name = "FILE,..", value_delimiter = ',')]
     pub trace: Vec<PathBuf>,
 

@@ -48,6 +48,14 @@ pub enum PoliciesError {
         /// Why not.
         source: RoutingError,
     },
+    /// What is named twice would be counted twice, or be two under one name.
+    #[error("{what} {value} is named twice")]
+    Twice {
+        /// What: a flag or a kind.
+        what: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// Rows are more than a rank can have.
     #[error("{routing:?} over {ranks} ranks needs 2³² rows or more")]
     TooLarge {

@@ -1,5 +1,8 @@
 //! What a policy is faced with: requirements of a routing over a number of ranks.
 
+use std::collections::BTreeSet;
+use std::fmt::Display;
+
 use graph_ep::overflow::Simulation;
 use graph_ep::{Adjustments, GrowthPolicy};
 
@@ -25,19 +28,20 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// `routing` over `ranks` ranks.
-    pub(super) fn new(
+    /// `routing`, which is called `name`, over `ranks` ranks.
+    fn new(
+        name: &str,
         routing: &Routing,
         ranks: usize,
         args: &PoliciesArgs,
     ) -> Result<Self, PoliciesError> {
         let shards = routing.shards(ranks).map_err(|source| PoliciesError::Routing {
-            routing: routing.name().to_owned(),
+            routing: name.to_owned(),
             ranks,
             source,
         })?;
         let (top_k, alignment) = (routing.top_k(), args.alignment);
-        let too_large = || PoliciesError::TooLarge { routing: routing.name().to_owned(), ranks };
+        let too_large = || PoliciesError::TooLarge { routing: name.to_owned(), ranks };
         let rows = |rows: Option<usize>| {
             rows.and_then(|rows| u32::try_from(rows).ok()).ok_or_else(too_large)
         };
@@ -46,7 +50,7 @@ impl Scene {
             initial_capacity_rows(args.capacity_factor, shards.max_tokens(), top_k, alignment);
         let required = required_rows(routing, ranks, alignment);
         Ok(Self {
-            routing: routing.name().to_owned(),
+            routing: name.to_owned(),
             ranks,
             // No requirement exceeds the worst case, which fits.
             required: required
@@ -79,36 +83,65 @@ impl Scene {
 }
 
 /// All scenes that `args` ask for: those of a routing and number of ranks, one for each seed, behind
-/// each other.
+/// each other. No two routings have the same name.
 pub(super) fn all(args: &PoliciesArgs) -> Result<Vec<Scene>, PoliciesError> {
     let mut scenes = Vec::new();
     let everything = args.trace.is_empty() && args.workload.is_empty();
-    let mut traces = Vec::new();
-    if everything {
-        traces.push(trace::built_in()?);
-    }
-    for path in &args.trace {
-        traces.push(trace::load(path)?);
-    }
     let workloads =
         if everything { Workload::value_variants().to_vec() } else { args.workload.clone() };
-    for ranks in &args.ranks {
-        for trace in &traces {
-            scenes.push(Scene::new(trace, *ranks, args)?);
+    let mut traces = Vec::new();
+    if everything {
+        traces.push((trace::BUILT_IN_NAME.to_owned(), trace::built_in()?));
+    }
+    for path in &args.trace {
+        let routing = trace::load(path)?;
+        traces.push((routing.name().to_owned(), routing));
+    }
+    let made: Vec<String> = workloads.iter().map(|workload| workload.name()).collect();
+    let mut names: Vec<String> = traces.iter().map(|(name, _)| name.clone()).collect();
+    names.extend(made.iter().cloned());
+    // Files of one name in two folders, or of a workload's, are told apart by their places in the list.
+    for (place, (name, _)) in (1..).zip(&mut traces) {
+        if names.iter().filter(|other| *other == name).count() > 1 {
+            *name = format!("{place}:{name}");
         }
-        for workload in &workloads {
+    }
+    once("--trace", args.trace.iter().map(|path| path.display().to_string()))?;
+    once("the routing", traces.iter().map(|(name, _)| name).chain(&made))?;
+    once("--ranks", &args.ranks)?;
+    once("--seeds", &args.seeds)?;
+    for ranks in &args.ranks {
+        for (name, routing) in &traces {
+            scenes.push(Scene::new(name, routing, *ranks, args)?);
+        }
+        for (workload, name) in workloads.iter().zip(&made) {
             for seed in &args.seeds {
                 let config = WorkloadConfig::new(*workload, *seed, *ranks).steps(args.steps);
                 let routing = config.generate().map_err(|source| PoliciesError::Routing {
-                    routing: workload.name(),
+                    routing: name.clone(),
                     ranks: *ranks,
                     source,
                 })?;
-                scenes.push(Scene::new(&routing, *ranks, args)?);
+                scenes.push(Scene::new(name, &routing, *ranks, args)?);
             }
         }
     }
     Ok(scenes)
+}
+
+/// Refuses what is there twice.
+fn once<T: Ord + Display>(
+    what: &'static str,
+    values: impl IntoIterator<Item = T>,
+) -> Result<(), PoliciesError> {
+    let mut seen = BTreeSet::new();
+    for value in values {
+        let text = value.to_string();
+        if !seen.insert(value) {
+            return Err(PoliciesError::Twice { what, value: text });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -136,5 +169,37 @@ mod tests {
         assert_eq!((scenes[0].initial, scenes[0].worst_case), (640, 4208));
         let refused = all(&parse("--workload burst --ranks 65").unwrap()).unwrap_err();
         assert!(refused.to_string().contains("65"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_named_twice_is_refused() {
+        for line in ["--ranks 8,8", "--seeds 1,0,1", "--workload burst,burst"] {
+            let refused = all(&parse(line).unwrap()).unwrap_err();
+            assert!(matches!(refused, PoliciesError::Twice { .. }), "{line}: {refused}");
+        }
+    }
+
+    #[test]
+    fn traces_of_one_name_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let header = "{\"__metadata__\":{\"experts\":\"8\"},\"topk_idx\":{\"dtype\":\"U8\",\
+                      \"shape\":[1,1,2,2],\"data_offsets\":[0,4]}}";
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.extend([0, 1, 2, 7]);
+        std::fs::create_dir(path("other")).unwrap();
+        let files = ["a", "other/a", "burst", "b"].map(|name| path(&format!("{name}.safetensors")));
+        for name in &files {
+            std::fs::write(name, &file).unwrap();
+        }
+        let line =
+            format!("--ranks 2 --seeds 0 --steps 1 --workload burst --trace {}", files.join(","));
+        let scenes = all(&parse(&line).unwrap()).unwrap();
+        let names: Vec<_> = scenes.iter().map(|scene| scene.routing.as_str()).collect();
+        assert_eq!(names, ["1:a", "2:a", "3:burst", "b", "burst"]);
+
+        let refused = all(&parse(&format!("--trace {0},{0}", files[3])).unwrap()).unwrap_err();
+        assert_eq!(refused.to_string(), format!("--trace {} is named twice", files[3]));
     }
 }
