@@ -24,8 +24,8 @@ pub(super) struct Limits {
     /// The most steps of an episode.
     pub(super) steps: usize,
     pub(super) seed: u64,
-    /// Whether ranks share a device, on which nothing may be allocated while one of them waits: their
-    /// steps do not grow, and so do not recover.
+    /// Whether steps may recover. On a GPU that ranks share nothing may be allocated while one of them
+    /// waits: there steps do not grow.
     pub(super) recover: bool,
 }
 
