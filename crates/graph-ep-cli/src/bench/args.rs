@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 
+use super::compare::NOISE;
 use super::inputs::Skew;
 use super::model::ModelArgs;
 use super::report::{Axis, Dtype, LayoutChoice, Op, Padding};
@@ -60,7 +61,7 @@ pub struct CompareArgs {
     pub after: PathBuf,
 
     /// Fraction of a median by which two may differ without meaning anything
-    #[arg(long, value_name = "F", default_value = "0.03", value_parser = noise)]
+    #[arg(long, value_name = "F", default_value_t = NOISE, value_parser = noise)]
     pub noise: f64,
 }
 

@@ -156,12 +156,12 @@ pub fn dispatch_bound(limits: &Limits, sms: u32, pushes: bool, work: Work) -> Op
     if pushes {
         return combine_bound(limits, sms, work);
     }
-    bound(work, (LimitKind::PeerRead, limits.peer_read_gbps(sms)), limits.copy_gbps_of(sms))
+    bound(work, (LimitKind::PeerRead, limits.peer_read_gbps(sms)), limits.copy_gbps(sms))
 }
 
 /// The limit of a combine, which writes to peers.
 pub fn combine_bound(limits: &Limits, sms: u32, work: Work) -> Option<Bound> {
-    bound(work, (LimitKind::PeerWrite, limits.peer_write_gbps(sms)), limits.copy_gbps_of(sms))
+    bound(work, (LimitKind::PeerWrite, limits.peer_write_gbps(sms)), limits.copy_gbps(sms))
 }
 
 /// The limit of one after the other, named after the half that takes longer.

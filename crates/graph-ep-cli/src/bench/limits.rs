@@ -131,8 +131,6 @@ pub enum LimitsError {
 pub struct Limits {
     all: Vec<Limit>,
     multiprocessors: u32,
-    replay_call: Quantiles,
-    graph_node: Quantiles,
 }
 
 impl Limits {
@@ -153,25 +151,10 @@ impl Limits {
         self.rate(LimitKind::PeerWrite, sms)
     }
 
-    /// 10⁹ bytes a second, those read and those written, of a copy within the memory of a device by all
-    /// of it; of the slowest.
-    pub fn copy_gbps(&self) -> Option<f64> {
-        self.copy_gbps_of(0)
-    }
-
-    /// The same by `sms` multiprocessors, 0 for all.
-    pub fn copy_gbps_of(&self, sms: u32) -> Option<f64> {
+    /// 10⁹ bytes a second, those read and those written, of a copy within the memory of a device by `sms`
+    /// multiprocessors, 0 for all; of the slowest.
+    pub fn copy_gbps(&self, sms: u32) -> Option<f64> {
         self.rate(LimitKind::MemoryCopy, sms)
-    }
-
-    /// Time of the host in the call that replays a graph of one kernel.
-    pub fn replay_call(&self) -> Quantiles {
-        self.replay_call
-    }
-
-    /// Time on the device of one kernel more in a graph: one that does nothing.
-    pub fn graph_node(&self) -> Quantiles {
-        self.graph_node
     }
 
     fn rate(&self, what: LimitKind, sms: u32) -> Option<f64> {
@@ -228,14 +211,8 @@ fn measure_all<B: Backend>(
     if let [one, other, ..] = leads[..] {
         all.push(signal::measure(&rig, (one, other))?);
     }
-    let replays = replay::measure(&rig, &memory)?;
-    all.extend(replays.limits);
-    Ok(Limits {
-        all,
-        multiprocessors: places.multiprocessors,
-        replay_call: replays.call,
-        graph_node: replays.node,
-    })
+    all.extend(replay::measure(&rig, &memory)?);
+    Ok(Limits { all, multiprocessors: places.multiprocessors })
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What graphs cost that do nothing: their replay, one kernel more, a trip of a loop, a barrier, and the
-//! time between two marks.
+//! What graphs cost that do nothing: their replay, a trip of a loop, a barrier, and the time between two
+//! marks.
 
 use bytemuck::{Pod, Zeroable};
 use graph_ep::ep_context::{KernelSource, Retained, Specialization, host};
@@ -7,7 +7,7 @@ use graph_ep::{Backend, BackendError, Buffer, Kernel, LaunchShape, Queue};
 use graph_ep_kernels::{HEADERS, limits};
 
 use super::memory::pointer;
-use super::rig::{Interval, Rig, host_microseconds};
+use super::rig::{Interval, Rig};
 use super::transfer::Memory;
 use super::{Limit, LimitKind, LimitsError, Quantiles};
 use crate::bench::stats::slowest;
@@ -68,21 +68,9 @@ impl Kernel for TripKernel {
 /// Replays of a graph in one sample where the graph itself is long.
 const FEW: u32 = 4;
 
-/// What replays cost.
-pub(super) struct Replays {
-    /// All that has a name in the report.
-    pub(super) limits: Vec<Limit>,
-    /// Time of the host in the call.
-    pub(super) call: Quantiles,
-    /// One kernel more.
-    pub(super) node: Quantiles,
-}
-
 /// What the first rank alone has taken, one list of samples each.
 struct Alone {
     replay: Vec<f64>,
-    call: Vec<f64>,
-    node: Vec<f64>,
     trip: Vec<f64>,
 }
 
@@ -91,7 +79,7 @@ struct Alone {
 pub(super) fn measure<B: Backend>(
     rig: &Rig<'_, B>,
     memory: &Memory<B>,
-) -> Result<Replays, LimitsError> {
+) -> Result<[Limit; 4], LimitsError> {
     let parts = rig.ready("recording graphs that do nothing", Parts::new(rig))?;
     let alone = match rig.rank() {
         0 => parts.alone(rig, memory)?,
@@ -103,8 +91,6 @@ pub(super) fn measure<B: Backend>(
         Quantiles::of(ranks[0].iter().copied()).ok_or(LimitsError::Nothing)
     };
     let replay = of_first("replays", &alone.replay)?;
-    let call = of_first("calls", &alone.call)?;
-    let node = of_first("nodes", &alone.node)?;
     let trip = of_first("trips", &alone.trip)?;
     let together = |purpose: &str, samples: &[f64]| {
         Quantiles::of(slowest(&rig.gather(purpose, samples)?)).ok_or(LimitsError::Nothing)
@@ -117,14 +103,12 @@ pub(super) fn measure<B: Backend>(
         (LimitKind::EmptyTrip, trip),
         (LimitKind::EmptyInterval, interval),
     ];
-    let limits = limits.map(|(what, time)| Limit::new(what, (0, None), 0, 0, time)).to_vec();
-    Ok(Replays { limits, call, node })
+    Ok(limits.map(|(what, time)| Limit::new(what, (0, None), 0, 0, time)))
 }
 
 /// Graphs that do nothing, and what they need.
 struct Parts<B: Backend> {
     one_kernel: B::Executable,
-    more_kernels: B::Executable,
     one_trip: B::Executable,
     more_trips: B::Executable,
     barriers: (B::Executable, Interval<B>),
@@ -137,9 +121,6 @@ impl<B: Backend> Parts<B> {
         let empty = rig.backend().load::<EmptyKernel>(&none)?;
         let trip = rig.backend().load::<TripKernel>(&none)?;
         let left = rig.context.allocate_uncounted("trips that are left", size_of::<u64>())?;
-        let kernels = |count: u32| {
-            record(rig, |queue| (0..count).try_for_each(|_| launch_empty(queue, &empty)))
-        };
         let trips = |count: u32| record(rig, |queue| repeat(queue, &trip, &left, count));
         let repeats = rig.settings.repeats;
         let interval = Interval::new(rig.backend())?;
@@ -156,8 +137,7 @@ impl<B: Backend> Parts<B> {
             })
         })?;
         Ok(Self {
-            one_kernel: kernels(1)?,
-            more_kernels: kernels(1 + repeats)?,
+            one_kernel: record(rig, |queue| launch_empty(queue, &empty))?,
             one_trip: trips(1)?,
             more_trips: trips(1 + repeats)?,
             barriers: (barriers, interval),
@@ -168,16 +148,12 @@ impl<B: Backend> Parts<B> {
     /// What concerns this rank's device alone.
     fn alone(&self, rig: &Rig<'_, B>, memory: &Memory<B>) -> Result<Alone, LimitsError> {
         let repeats = rig.settings.repeats;
-        let (replay, call) = sample(rig, memory, &self.one_kernel, repeats)?;
-        let more = |one: &B::Executable, more: &B::Executable| -> Result<Vec<f64>, LimitsError> {
-            let (short, _) = sample(rig, memory, one, FEW)?;
-            let (long, _) = sample(rig, memory, more, FEW)?;
-            let short = Quantiles::of(short).ok_or(LimitsError::Nothing)?.median_us;
-            Ok(long.into_iter().map(|long| (long - short) / f64::from(repeats)).collect())
-        };
-        let node = more(&self.one_kernel, &self.more_kernels)?;
-        let trip = more(&self.one_trip, &self.more_trips)?;
-        Ok(Alone { replay, call, node, trip })
+        let replay = sample(rig, memory, &self.one_kernel, repeats)?;
+        let short = sample(rig, memory, &self.one_trip, FEW)?;
+        let short = Quantiles::of(short).ok_or(LimitsError::Nothing)?.median_us;
+        let long = sample(rig, memory, &self.more_trips, FEW)?;
+        let trip = long.into_iter().map(|long| (long - short) / f64::from(repeats)).collect();
+        Ok(Alone { replay, trip })
     }
 
     /// Barriers of all ranks, on this one.
@@ -207,38 +183,31 @@ impl<B: Backend> Parts<B> {
 
 impl Alone {
     fn silent(samples: usize) -> Self {
-        let none = || vec![0.0; samples];
-        Self { replay: none(), call: none(), node: none(), trip: none() }
+        Self { replay: vec![0.0; samples], trip: vec![0.0; samples] }
     }
 }
 
-/// Samples of one replay among `count`: microseconds of the device, and of the host in the call. The
-/// device has other work to do until the host has queued all of them.
+/// Samples of one replay among `count`: microseconds of the device, which has other work to do until the
+/// host has queued all of them.
 fn sample<B: Backend>(
     rig: &Rig<'_, B>,
     memory: &Memory<B>,
     graph: &B::Executable,
     count: u32,
-) -> Result<(Vec<f64>, Vec<f64>), LimitsError> {
+) -> Result<Vec<f64>, LimitsError> {
     let (backend, stream) = (rig.backend(), rig.queue.stream());
     let interval = Interval::new(backend)?;
-    let (mut device, mut host) = (Vec::new(), Vec::new());
+    let mut samples = Vec::new();
     for _ in 0..=rig.settings.samples {
         memory.occupy(&rig.queue)?;
-        let mut calls = 0.0;
-        interval.around(&rig.queue, |_| {
-            calls =
-                host_microseconds(|| (0..count).try_for_each(|_| backend.replay(stream, graph)))?;
-            Ok(())
-        })?;
+        interval
+            .around(&rig.queue, |_| (0..count).try_for_each(|_| backend.replay(stream, graph)))?;
         rig.finish()?;
-        device.push(interval.microseconds(backend)? / f64::from(count));
-        host.push(calls / f64::from(count));
+        samples.push(interval.microseconds(backend)? / f64::from(count));
     }
-    // The first of each warms up.
-    device.remove(0);
-    host.remove(0);
-    Ok((device, host))
+    // The first warms up.
+    samples.remove(0);
+    Ok(samples)
 }
 
 /// Records what `work` queues.

@@ -1,7 +1,5 @@
 //! What every measurement needs: a stream, the barrier, and samples of all ranks.
 
-use std::time::Instant;
-
 use graph_ep::ep_context::rendezvous::all_or_none;
 use graph_ep::{Backend, BackendError, EpContext, Phase, Queue};
 
@@ -119,11 +117,4 @@ impl<B: Backend> Interval<B> {
     pub(super) fn microseconds(&self, backend: &B) -> Result<f64, LimitsError> {
         Ok(backend.microseconds(&self.from, &self.to)?)
     }
-}
-
-/// The time that the host spends in `call`, in microseconds.
-pub(super) fn host_microseconds<T, E>(call: impl FnOnce() -> Result<T, E>) -> Result<f64, E> {
-    let begin = Instant::now();
-    call()?;
-    Ok(begin.elapsed().as_secs_f64() * 1e6)
 }
