@@ -11,69 +11,39 @@ use std::process::ExitCode;
 use clap::Parser;
 use graph_ep::ep_context::error::chain;
 use graph_ep_cli::args::{Cli, Command};
-use graph_ep_cli::bench::{self, nccl};
+use graph_ep_cli::bench::{self, BenchError, nccl};
+use graph_ep_cli::policies::{self, PoliciesError};
+use graph_ep_cli::run::{self, RunError};
+use graph_ep_cli::soak::{self, SoakError};
 use graph_ep_cli::verdict::Verdict;
-use graph_ep_cli::{compile, doctor, policies, soak};
-use graph_ep_cli::{output, run};
+use graph_ep_cli::{compile, doctor, output};
 use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {
     allow_many_streams();
     // Arguments that do not parse end here, with exit code 2.
-    let args = match Cli::parse().command {
-        Command::Run(args) => args,
-        Command::Doctor => return doctor::run().into(),
+    let verdict = match Cli::parse().command {
+        Command::Run(args) => {
+            trace_to_stderr(args.verbose);
+            concluded(run::run(&args), RunError::verdict)
+        }
+        Command::Doctor => doctor::run(),
         Command::Bench(args) => {
             trace_to_stderr(args.measure.verbose);
             if args.measure.against.is_some() {
                 // SAFETY: no other thread exists yet that could read the environment.
                 unsafe { nccl::forbid_multicast() };
             }
-            return match bench::run(&args) {
-                Ok(verdict) => verdict.into(),
-                Err(error) => {
-                    complain(&error);
-                    error.verdict().into()
-                }
-            };
+            concluded(bench::run(&args), BenchError::verdict)
         }
-        Command::Policies(args) => {
-            return match policies::run(&args) {
-                Ok(verdict) => verdict.into(),
-                Err(error) => {
-                    complain(&error);
-                    error.verdict().into()
-                }
-            };
-        }
+        Command::Policies(args) => concluded(policies::run(&args), PoliciesError::verdict),
         Command::Soak(args) => {
             trace_to_stderr(args.common().verbose);
-            return match soak::run(&args) {
-                Ok(verdict) => verdict.into(),
-                Err(error) => {
-                    complain(&error);
-                    error.verdict().into()
-                }
-            };
+            concluded(soak::run(&args), SoakError::verdict)
         }
-        Command::Compile(args) => {
-            return match compile::run(&args) {
-                Ok(verdict) => verdict.into(),
-                Err(error) => {
-                    complain(&error);
-                    Verdict::Failed.into()
-                }
-            };
-        }
+        Command::Compile(args) => concluded(compile::run(&args), |_| Verdict::Failed),
     };
-    trace_to_stderr(args.verbose);
-    match run::run(&args) {
-        Ok(verdict) => verdict.into(),
-        Err(error) => {
-            complain(&error);
-            error.verdict().into()
-        }
-    }
+    verdict.into()
 }
 
 /// Asks the CUDA driver for as many hardware queues as it has: ranks that share a GPU wait for each
@@ -103,7 +73,10 @@ fn trace_to_stderr(verbose: u8) {
         .init();
 }
 
-/// The error and what caused it, in one line on stderr.
-fn complain(error: &dyn Error) {
-    output::tell(&format!("error: {}", chain(error)));
+/// The verdict of `result`. Says on stderr, in one line, why there is none; then it is that `of` the error.
+fn concluded<E: Error>(result: Result<Verdict, E>, of: impl FnOnce(&E) -> Verdict) -> Verdict {
+    result.unwrap_or_else(|error| {
+        output::tell(&format!("error: {}", chain(&error)));
+        of(&error)
+    })
 }

@@ -17,7 +17,7 @@ mod verify;
 use std::error::Error;
 
 use device::Devices;
-use graph_ep::{Backend, BackendError, HostBackend, Transfer};
+use graph_ep::{Backend, BackendError, HostBackend, MemoryReport, Rank, Transfer};
 
 pub use processes::ProcessError;
 use processes::Spoken;
@@ -139,6 +139,8 @@ struct Plan {
     worst_case_rows: usize,
     /// What each step requires of each rank, from the routing alone.
     demand: Vec<Vec<usize>>,
+    /// What each rank will hold.
+    memory: Vec<MemoryReport>,
 }
 
 /// Does what `args` ask for.
@@ -156,7 +158,6 @@ pub fn run(args: &RunArgs) -> Result<Verdict, RunError> {
     let ranks = if joins { processes::world()? } else { args.ranks };
     // What a rank would refuse is refused once, and before anything is looked for.
     let plan = Plan::new(&RunArgs { ranks, ..args.clone() })?;
-    group::memory_reports(&plan)?;
     if args.processes && !joins {
         return processes::spawn(ranks);
     }
@@ -201,8 +202,7 @@ fn conclude(args: &RunArgs, report: &Report) -> Result<Verdict, RunError> {
 
 impl Plan {
     fn new(args: &RunArgs) -> Result<Self, RunError> {
-        let routing = load(args)?;
-        let shards = routing.shards(args.ranks).map_err(RunError::Routing)?;
+        let (routing, shards) = load(args)?;
         let (tokens, top_k) = (shards.max_tokens(), routing.top_k());
         let too_large = |what, value: String| RunError::TooLarge {
             what,
@@ -243,7 +243,31 @@ impl Plan {
             worst_case_rows,
             "routing loaded"
         );
-        Ok(Self { args: args.clone(), routing, shards, initial_capacity, worst_case_rows, demand })
+        let args = args.clone();
+        let memory = Vec::new();
+        let mut plan =
+            Self { args, routing, shards, initial_capacity, worst_case_rows, demand, memory };
+        plan.memory = plan.memory_reports()?;
+        Ok(plan)
+    }
+
+    /// What each rank will hold. Refuses, before any rank exists, what a rank would refuse.
+    fn memory_reports(&self) -> Result<Vec<MemoryReport>, RunError> {
+        let ranks = self.args.ranks;
+        let reports = (0..ranks)
+            .map(|rank| self.group().memory_report(Rank::from_index(rank), ranks))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(RunError::Refused)?;
+        for report in &reports {
+            tracing::debug!("memory of a rank\n{report}");
+            let needed = report.budget_bytes();
+            if let Some(limit) = self.args.memory_limit.filter(|limit| needed > *limit) {
+                let capacity_rows = report.budget_rows;
+                let error = graph_ep::Error::MemoryLimit { capacity_rows, needed, limit };
+                return Err(RunError::Refused(error));
+            }
+        }
+        Ok(reports)
     }
 
     /// The sizes of the expert-parallel group, as its ranks are built from them.
@@ -273,8 +297,8 @@ impl From<TransferChoice> for Transfer {
     }
 }
 
-/// The routing that `args` name, cut to `--steps` and fit for `--ranks`.
-fn load(args: &RunArgs) -> Result<Routing, RunError> {
+/// The routing that `args` name, cut to `--steps` and spread over `--ranks`.
+fn load(args: &RunArgs) -> Result<(Routing, Shards), RunError> {
     let routing = match (&args.trace, args.workload) {
         (Some(path), _) => trace::load(path)?,
         (None, Some(workload)) => WorkloadConfig::new(workload, args.seed, args.ranks)

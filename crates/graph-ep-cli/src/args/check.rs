@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::RunArgs;
 use crate::output;
-use crate::routing::{Routing, RoutingError};
+use crate::routing::{Routing, RoutingError, Shards};
 
 /// Why arguments that parsed cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -104,12 +104,12 @@ impl RunArgs {
         check_outputs(self.report.as_deref(), self.plot.as_deref())
     }
 
-    /// Cuts `routing` to `--steps`, and checks that it can be spread over `--ranks`.
+    /// Cuts `routing` to `--steps`, and spreads it over `--ranks`.
     ///
     /// # Errors
     ///
     /// [`ArgsError::Steps`], [`ArgsError::Ranks`].
-    pub fn check(&self, mut routing: Routing) -> Result<Routing, ArgsError> {
+    pub fn check(&self, mut routing: Routing) -> Result<(Routing, Shards), ArgsError> {
         let name = routing.name().to_owned();
         if let Some(steps) = self.steps {
             routing = routing.first_steps(steps).map_err(|source| ArgsError::Steps {
@@ -119,7 +119,7 @@ impl RunArgs {
             })?;
         }
         match routing.shards(self.ranks) {
-            Ok(_) => Ok(routing),
+            Ok(shards) => Ok((routing, shards)),
             Err(source) => Err(ArgsError::Ranks { ranks: self.ranks, name, source }),
         }
     }
@@ -141,8 +141,8 @@ mod tests {
     #[test]
     fn steps_and_ranks_must_go_with_the_routing() {
         let routing = trace::built_in().unwrap();
-        assert_eq!(args("--steps 3").check(routing.clone()).unwrap().steps(), 3);
-        assert_eq!(args("--steps 64 --ranks 64").check(routing.clone()).unwrap(), routing);
+        assert_eq!(args("--steps 3").check(routing.clone()).unwrap().0.steps(), 3);
+        assert_eq!(args("--steps 64 --ranks 64").check(routing.clone()).unwrap().0, routing);
         let too_long = args("--steps 65").check(routing.clone());
         assert!(matches!(
             too_long,

@@ -32,16 +32,12 @@ struct Times {
 }
 
 impl<'p> Collector<'p> {
-    pub(super) fn new(
-        plan: &'p Plan,
-        progress: &'p Progress,
-        backend: &str,
-        memory: &[MemoryReport],
-    ) -> Self {
+    pub(super) fn new(plan: &'p Plan, progress: &'p Progress, backend: &str) -> Self {
         let args = &plan.args;
         let ranks = args.ranks;
         let initial = plan.initial_capacity as usize;
-        let most = |bytes: fn(&MemoryReport) -> u64| memory.iter().map(bytes).max().unwrap_or(0);
+        let most =
+            |bytes: fn(&MemoryReport) -> u64| plan.memory.iter().map(bytes).max().unwrap_or(0);
         let report = Report {
             schema_version: SCHEMA_VERSION,
             outcome: Outcome::Failed,

@@ -3,10 +3,7 @@
 use std::sync::mpsc;
 use std::thread;
 
-use graph_ep::{
-    Backend, BackendError, ExpertParallel, MemoryReport, Phase, Queue, Rank, Rendezvous,
-    ThreadGroup,
-};
+use graph_ep::{Backend, BackendError, ExpertParallel, Phase, Queue, Rendezvous, ThreadGroup};
 
 use super::collect::Collector;
 use super::interrupt::{self, Second};
@@ -45,13 +42,12 @@ pub(super) fn run<B: Backend>(
     backend: impl Fn(usize) -> Result<B, BackendError> + Sync,
 ) -> Result<Report, RunError> {
     let ranks = plan.args.ranks;
-    let memory = memory_reports(plan)?;
     interrupt::listen(Second::Ends).map_err(RunError::Interrupt)?;
     // A second group runs beside, eagerly, to be compared with.
     let main = ThreadGroup::new(ranks).map_err(setup)?;
     let beside = ThreadGroup::new(ranks).map_err(setup)?;
     let progress = Progress::new(plan.routing.steps());
-    let mut collector = Collector::new(plan, &progress, B::NAME, &memory);
+    let mut collector = Collector::new(plan, &progress, B::NAME);
     let (sender, receiver) = mpsc::channel();
     let ends = thread::scope(|scope| {
         for (rank, (main, beside)) in main.into_iter().zip(beside).enumerate() {
@@ -89,25 +85,6 @@ pub(super) fn run<B: Backend>(
     let bytes = ends.iter().map(|end| end.bytes).max().unwrap_or(0);
     let failure = first_failure(ends)?;
     Ok(collector.finish(failure, bytes))
-}
-
-/// What each rank will hold. Refuses, before any rank exists, what a rank would refuse.
-pub(super) fn memory_reports(plan: &Plan) -> Result<Vec<MemoryReport>, RunError> {
-    let reports = (0..plan.args.ranks)
-        .map(|rank| plan.group().memory_report(Rank::from_index(rank), plan.args.ranks))
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(RunError::Refused)?;
-    for report in &reports {
-        tracing::debug!("memory of a rank\n{report}");
-        if let Some(limit) = plan.args.memory_limit.filter(|limit| report.budget_bytes() > *limit) {
-            return Err(RunError::Refused(graph_ep::Error::MemoryLimit {
-                capacity_rows: report.budget_rows,
-                needed: report.budget_bytes(),
-                limit,
-            }));
-        }
-    }
-    Ok(reports)
 }
 
 /// The groups that a rank is part of.

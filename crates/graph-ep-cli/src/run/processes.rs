@@ -114,7 +114,6 @@ pub(super) fn run_rank<B: Backend>(
     plan: &Plan,
     backend: impl Fn(usize) -> Result<B, BackendError>,
 ) -> Result<Spoken, RunError> {
-    let memory = group::memory_reports(plan)?;
     let environment = Environment::from_environment().map_err(ProcessError::from)?;
     let tcp = environment.tcp;
     let backend = backend(environment.local_rank).map_err(|error| RunError::Setup(error.into()))?;
@@ -128,8 +127,7 @@ pub(super) fn run_rank<B: Backend>(
     let main = meet("main")?;
     let groups = group::build(plan, backend, main, || meet("eager"))?;
     let progress = (rank == 0).then(|| Progress::new(plan.routing.steps()));
-    let mut collector =
-        progress.as_ref().map(|progress| Collector::new(plan, progress, B::NAME, &memory));
+    let mut collector = progress.as_ref().map(|progress| Collector::new(plan, progress, B::NAME));
     let end = group::run_rank(plan, rank, &groups, |done| {
         let all: Vec<StepDone> = gather(&groups.main, "the report of a step", &done)?;
         if let Some(collector) = &mut collector {
