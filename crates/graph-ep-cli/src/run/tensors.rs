@@ -6,6 +6,7 @@ use graph_ep::DType;
 
 use super::Plan;
 use crate::args::Dtype;
+use crate::workload::counter::Counter;
 
 /// The element type, as the engine calls it.
 pub(crate) fn dtype(choice: Dtype) -> DType {
@@ -54,24 +55,21 @@ impl LayerInput {
 
 /// Pseudo-random bytes that depend on where a token stands and on nothing else.
 struct Words {
-    state: u64,
+    numbers: Counter,
+    /// What is left of the last of them.
     left: u32,
     word: u64,
 }
 
 impl Words {
     fn of(seed: u64, step: usize, layer: usize, token: usize) -> Self {
-        let mut state = seed;
-        for coordinate in [step, layer, token] {
-            state = mix(state.wrapping_add(INCREMENT) ^ coordinate as u64);
-        }
-        Self { state, left: 0, word: 0 }
+        let numbers = Counter::starting_at(seed, &[step as u64, layer as u64, token as u64]);
+        Self { numbers, left: 0, word: 0 }
     }
 
     fn byte(&mut self) -> u8 {
         if self.left == 0 {
-            self.state = self.state.wrapping_add(INCREMENT);
-            self.word = mix(self.state);
+            self.word = self.numbers.next();
             self.left = 8;
         }
         self.left -= 1;
@@ -79,14 +77,4 @@ impl Words {
         self.word >>= 8;
         byte
     }
-}
-
-/// 2⁶⁴ over the golden ratio, odd: steps through all 64-bit states.
-const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
-fn mix(mut word: u64) -> u64 {
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }

@@ -9,6 +9,7 @@
 //! The kernels in `kernels/soak` compute the same.
 
 use super::kernels::Shape;
+use crate::workload::counter::{STRIDE, mix};
 
 /// The most experts of a token for which sums stay exact.
 pub(super) const MOST_TOP_K: usize = 8;
@@ -18,15 +19,6 @@ pub(super) const MOST_DROPPING: usize = 5;
 
 /// The most ranks.
 pub(super) const MOST_RANKS: usize = 32;
-
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// A bijection without visible pattern.
-pub(super) fn mix(mut word: u64) -> u64 {
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
-}
 
 /// A whole number from −4 to 3.
 fn digit(one: u32, column: u32) -> i32 {
@@ -60,7 +52,7 @@ pub(super) struct Draw {
 
 impl Draw {
     pub(super) fn new(shape: &Shape, step: u64) -> Self {
-        let word = mix(shape.seed.wrapping_add(step.wrapping_mul(GOLDEN)));
+        let word = mix(shape.seed.wrapping_add(step.wrapping_mul(STRIDE)));
         Self { shape: *shape, step: word }
     }
 
@@ -74,14 +66,14 @@ impl Draw {
         if self.shape.ragged == 0 || self.is_burst() {
             return self.shape.max_tokens;
         }
-        let word = mix(self.step.wrapping_sub(u64::from(rank + 1).wrapping_mul(GOLDEN)));
+        let word = mix(self.step.wrapping_sub(u64::from(rank + 1).wrapping_mul(STRIDE)));
         (word >> 32) as u32 % (self.shape.max_tokens + 1)
     }
 
     /// One of them.
     pub(super) fn token(&self, layer: u32, rank: u32, token: u32) -> Token {
         let place = (u64::from(layer) << 48) | (u64::from(rank) << 32) | u64::from(token);
-        let word = mix(self.step.wrapping_add((place + 1).wrapping_mul(GOLDEN)));
+        let word = mix(self.step.wrapping_add((place + 1).wrapping_mul(STRIDE)));
         let shape = &self.shape;
         let (one, two) = (mix(word), mix(mix(word)));
         let doubled = (two >> 56) as u32;

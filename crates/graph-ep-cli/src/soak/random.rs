@@ -5,12 +5,13 @@ use graph_ep::{
 };
 
 use super::SoakError;
-use super::form::{MOST_DROPPING, mix};
+use super::form::MOST_DROPPING;
 use super::ranks::{gather, on_ranks};
 use super::replays::steps;
 use super::rig::{Rig, Sizes};
 use super::tally::Tally;
 use crate::args::Mode;
+use crate::workload::counter::{Counter, mix};
 
 /// Hidden size, experts of a token and number format: few, since device code is compiled for each.
 pub(super) const COMPILED: [(usize, usize, DType); 3] =
@@ -37,16 +38,11 @@ pub(super) struct Plan {
 }
 
 /// Numbers without visible pattern.
-struct Dice(u64);
+struct Dice(Counter);
 
 impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
     fn below(&mut self, limit: usize) -> usize {
-        (self.next() >> 32) as usize % limit.max(1)
+        (self.0.next() >> 32) as usize % limit.max(1)
     }
 
     fn one_of<T: Copy, const N: usize>(&mut self, choices: [T; N]) -> T {
@@ -57,7 +53,7 @@ impl Dice {
 impl Plan {
     /// The group of this number.
     pub(super) fn draw(limits: &Limits, number: usize) -> Self {
-        let mut dice = Dice(mix(limits.seed ^ mix(number as u64 + 1)));
+        let mut dice = Dice(Counter::starting_at(mix(limits.seed ^ mix(number as u64 + 1)), &[]));
         // In turn, so that few groups have all of them.
         let (hidden, top_k, dtype) = COMPILED[number % COMPILED.len()];
         let ranks = limits.ranks;
@@ -82,7 +78,7 @@ impl Plan {
             routing: dice.one_of([RoutingDependence::Dependent, RoutingDependence::Independent]),
             burst: dice.one_of([4, 16, 64]),
             ragged: dice.below(4) != 0,
-            seed: dice.next(),
+            seed: dice.0.next(),
         };
         // Flat rows come with their weights.
         let weighting = match sizes.layout {

@@ -7,7 +7,7 @@
 //! the same on every machine.
 
 /// The golden ratio in 64 bits, odd: counting by it visits every state before it repeats.
-const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The numbers of one place.
 #[derive(Clone, Debug)]
@@ -35,7 +35,11 @@ pub(crate) enum Purpose {
 impl Counter {
     /// The counter of `purpose` at the place that `words` name.
     pub(crate) fn new(purpose: Purpose, words: &[u64]) -> Self {
-        let start = mix(purpose as u64);
+        Self::starting_at(mix(purpose as u64), words)
+    }
+
+    /// The counter that counts from `start`, hashed with `words`.
+    pub(crate) fn starting_at(start: u64, words: &[u64]) -> Self {
         let state = words.iter().fold(start, |hash, word| mix(hash.wrapping_add(STRIDE) ^ word));
         Self { state }
     }
@@ -64,7 +68,8 @@ impl Counter {
     }
 }
 
-fn mix(mut z: u64) -> u64 {
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection without visible pattern.
+pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
@@ -77,7 +82,7 @@ mod tests {
     #[test]
     fn the_sequence_is_that_of_splitmix64() {
         // The published generator's first outputs from state 0.
-        let mut counter = Counter { state: 0 };
+        let mut counter = Counter::starting_at(0, &[]);
         assert_eq!(counter.next(), 0xe220_a839_7b1d_cdaf);
         assert_eq!(counter.next(), 0x6e78_9e6a_a1b9_65f4);
     }
