@@ -116,13 +116,15 @@ fn rank_table(report: &Report) -> Table {
     table
 }
 
-fn new_table() -> Table {
+/// A table as all of the program are.
+pub(crate) fn new_table() -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
     table
 }
 
-fn right(text: impl Into<String>) -> Cell {
+/// A cell whose text ends where those above and below it end.
+pub(crate) fn right(text: impl Into<String>) -> Cell {
     Cell::new(text.into()).set_alignment(CellAlignment::Right)
 }
 

@@ -4,12 +4,12 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{Cell, CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use comfy_table::{Cell, Table};
 
 use super::report::shape::{Shapes, operation};
 use super::report::{Entry, Limit, Report};
 use super::stats::Quantiles;
-use crate::table::bytes;
+use crate::table::{bytes, new_table, right};
 
 /// The closing table of `report`, ending in a line feed.
 pub fn render(report: &Report) -> String {
@@ -99,16 +99,6 @@ fn results(entries: &[Entry], shapes: &Shapes) -> Table {
         ]);
     }
     table
-}
-
-pub(super) fn new_table() -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
-    table
-}
-
-pub(super) fn right(text: impl Into<String>) -> Cell {
-    Cell::new(text.into()).set_alignment(CellAlignment::Right)
 }
 
 /// Microseconds, so that a column can be compared by eye: with a decimal, or two below ten.

@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{Cell, CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use comfy_table::{Cell, Table};
 
 use super::report::{Report, SceneScores, Summary};
+use crate::table::{new_table, right};
 
 /// The closing tables of `report`, ending in a line feed.
 pub(super) fn render(report: &Report) -> String {
@@ -112,16 +113,6 @@ fn scenes_of(scenes: &[SceneScores]) -> Table {
 /// A name that fits a column.
 fn short(name: &str) -> String {
     name.chars().take(10).collect()
-}
-
-fn new_table() -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
-    table
-}
-
-fn right(text: impl Into<String>) -> Cell {
-    Cell::new(text.into()).set_alignment(CellAlignment::Right)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! What a soak has to say, for a person.
 
-use comfy_table::{Cell, CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use comfy_table::{Cell, Table};
 
 use super::cycles::Held;
 use super::report::{Entry, Report};
+use crate::table::{new_table, right};
 
 /// The tables of `report`, ending in a line feed.
 pub(super) fn render(report: &Report) -> String {
@@ -28,8 +29,7 @@ pub(super) fn render(report: &Report) -> String {
 }
 
 fn results(report: &Report) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = new_table();
     table.set_header([
         "group", "mode", "steps", "over", "replays", "growths", "recorded", "windows", "dropped",
         "compared", "differ", "seconds", "clean us",
@@ -56,8 +56,7 @@ fn results(report: &Report) -> Table {
 }
 
 fn held_table(cycles: usize, before: &Held, after: &Held) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
+    let mut table = new_table();
     table.set_header(["held".to_owned(), "before".to_owned(), format!("after {cycles} groups")]);
     let mut row = |what: String, of: &dyn Fn(&Held) -> String| {
         table.add_row([Cell::new(what), right(of(before)), right(of(after))]);
@@ -71,8 +70,4 @@ fn held_table(cycles: usize, before: &Held, after: &Held) -> Table {
         });
     }
     table
-}
-
-fn right(value: String) -> Cell {
-    Cell::new(value).set_alignment(CellAlignment::Right)
 }

@@ -6,8 +6,9 @@ use comfy_table::{Cell, Table};
 
 use super::super::report::shape::{Shapes, operation};
 use super::super::report::{Entry, Report};
-use super::super::table::{new_table, right, us};
+use super::super::table::us;
 use super::{Change, Comparison, Pair, is_wrong};
+use crate::table::{new_table, right};
 
 /// What moved between `before` and `after`, whose `comparison` it is; ends in a line feed.
 pub fn render(before: &Report, after: &Report, comparison: &Comparison<'_>) -> String {

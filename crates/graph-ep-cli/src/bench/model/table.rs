@@ -10,7 +10,7 @@ use super::predict::{Further, Network, Prediction};
 use super::steps::StepLaw;
 use crate::bench::report::Op;
 use crate::bench::report::shape::Shapes;
-use crate::bench::table::{new_table, right};
+use crate::table::{new_table, right};
 
 /// The laws of exchanges, how far they are off, and how far those would be in which wire and memory
 /// add up.
