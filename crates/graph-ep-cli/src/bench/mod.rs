@@ -12,6 +12,7 @@ pub mod cases;
 pub mod compare;
 mod error;
 pub mod inputs;
+mod interval;
 pub mod limits;
 mod machine;
 pub mod model;

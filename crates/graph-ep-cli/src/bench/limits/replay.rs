@@ -6,8 +6,9 @@ use graph_ep::ep_context::{KernelSource, Retained, Specialization, host};
 use graph_ep::{Backend, BackendError, Buffer, Kernel, LaunchShape, Queue};
 use graph_ep_kernels::{HEADERS, limits};
 
+use super::super::interval::Interval;
 use super::memory::pointer;
-use super::rig::{Interval, Rig};
+use super::rig::Rig;
 use super::transfer::Memory;
 use super::{Limit, LimitKind, LimitsError, Quantiles};
 use crate::bench::stats::slowest;
@@ -177,7 +178,8 @@ impl<B: Backend> Parts<B> {
             rig.backend().replay(rig.queue.stream(), graph)?;
             rig.finish()?;
         }
-        marks.iter().map(|mark| mark.microseconds(rig.backend())).collect()
+        let times = marks.iter().map(|mark| mark.microseconds(rig.backend()));
+        Ok(times.collect::<Result<_, _>>()?)
     }
 }
 

@@ -3,6 +3,7 @@
 use graph_ep::ep_context::rendezvous::all_or_none;
 use graph_ep::{Backend, BackendError, EpContext, Phase, Queue};
 
+use super::super::interval::Interval;
 use super::{Align, LimitsError, Settings};
 
 /// One rank's part in measuring.
@@ -81,40 +82,14 @@ impl<'c, B: Backend> Rig<'c, B> {
         mut work: impl FnMut(&Queue<'static, B>) -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, LimitsError> {
         let marks = (0..=self.settings.samples).map(|_| Interval::new(self.backend()));
-        let marks = self.ready(purpose, marks.collect::<Result<Vec<_>, _>>())?;
+        let marks =
+            self.ready(purpose, marks.collect::<Result<Vec<_>, _>>().map_err(Into::into))?;
         for mark in &marks {
             self.align.queue(&self.queue)?;
             mark.around(&self.queue, &mut work)?;
         }
         self.finish()?;
-        marks[1..].iter().map(|mark| mark.microseconds(self.backend())).collect()
-    }
-}
-
-/// Two marks, and what is timed between them.
-pub(super) struct Interval<B: Backend> {
-    from: B::Mark,
-    to: B::Mark,
-}
-
-impl<B: Backend> Interval<B> {
-    pub(super) fn new(backend: &B) -> Result<Self, LimitsError> {
-        Ok(Self { from: backend.mark()?, to: backend.mark()? })
-    }
-
-    /// Queues or records `work` between the marks.
-    pub(super) fn around(
-        &self,
-        queue: &Queue<'static, B>,
-        work: impl FnOnce(&Queue<'static, B>) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        queue.reach(&self.from)?;
-        work(queue)?;
-        queue.reach(&self.to)
-    }
-
-    /// The time between them, once the work was waited for.
-    pub(super) fn microseconds(&self, backend: &B) -> Result<f64, LimitsError> {
-        Ok(backend.microseconds(&self.from, &self.to)?)
+        let times = marks[1..].iter().map(|mark| mark.microseconds(self.backend()));
+        Ok(times.collect::<Result<_, _>>()?)
     }
 }

@@ -8,9 +8,10 @@
 
 use graph_ep::{Backend, BodyError, EmbeddedStep, RowShaping, Step, StepOptions};
 
+use super::super::interval::Interval;
 use super::error::OpError;
 use super::layers::{Layers, Receive};
-use super::part::{Check, Interval, Part};
+use super::part::{Check, Part};
 use crate::bench::cases::Kernels;
 use crate::bench::report::{Entry, Op, Work};
 use crate::bench::verify::Results;

@@ -6,9 +6,10 @@
 
 use graph_ep::{Backend, BodyError, Lane, Step, StepGraph, StepOptions};
 
+use super::super::interval::Interval;
 use super::error::OpError;
 use super::layers::{Layers, Receive};
-use super::part::{Check, Interval, Part};
+use super::part::{Check, Part};
 use crate::bench::bytes::{combine_bound, dispatch_bound, pair_bound};
 use crate::bench::report::{Entry, Op};
 use crate::bench::verify::Results;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use graph_ep::ep_context::error::chain;
-use graph_ep::{Backend, BackendError, ExpertParallel, Phase, Queue, StepGraph, StepRecord};
+use graph_ep::{Backend, ExpertParallel, Phase, Queue, StepGraph, StepRecord};
 
 use super::error::OpError;
 use super::layers::Layers;
@@ -271,22 +271,4 @@ pub(super) struct Check {
     pub(super) results: Results,
     /// Whether received rows are still there, and are looked at beside the outputs.
     pub(super) rows_kept: bool,
-}
-
-/// Two marks, and what is timed between them.
-#[derive(Clone, Debug)]
-pub(super) struct Interval<B: Backend> {
-    pub(super) from: B::Mark,
-    pub(super) to: B::Mark,
-}
-
-impl<B: Backend> Interval<B> {
-    pub(super) fn new(backend: &B) -> Result<Self, BackendError> {
-        Ok(Self { from: backend.mark()?, to: backend.mark()? })
-    }
-
-    /// The time between them, once the work was waited for.
-    pub(super) fn microseconds(&self, backend: &B) -> Result<f64, BackendError> {
-        backend.microseconds(&self.from, &self.to)
-    }
 }

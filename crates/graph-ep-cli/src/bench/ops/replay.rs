@@ -8,9 +8,10 @@ use std::time::Instant;
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{Backend, BodyError, Lane, Step, StepGraph, StepMode, StepOptions};
 
+use super::super::interval::Interval;
 use super::error::OpError;
 use super::layers::{Layer, Layers, Receive};
-use super::part::{Check, Interval, Part};
+use super::part::{Check, Part};
 use crate::bench::report::{Entry, Op, Work};
 use crate::bench::verify::Results;
 

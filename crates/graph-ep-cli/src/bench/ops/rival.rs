@@ -8,8 +8,9 @@ use graph_ep::ep_context::CudaBackend;
 use graph_ep::ep_context::cuda::CudaStream;
 use graph_ep::{Backend, Buffer, EpContext, Queue, Rank};
 
+use super::super::interval::Interval;
 use super::error::OpError;
-use super::part::{Interval, Part};
+use super::part::Part;
 use crate::bench::bytes::{Halves, combine_bound, dispatch_bound, pair_bound};
 use crate::bench::nccl::{Group, NcclError, ReceiveFrom, SendTo};
 use crate::bench::report::{By, Entry, Op, Padding, Work};

@@ -8,9 +8,10 @@
 
 use graph_ep::{Backend, DispatchError, StepGraph, StepMode, StepOptions};
 
+use super::super::interval::Interval;
 use super::error::OpError;
 use super::layers::{Layers, Receive};
-use super::part::{Check, Interval, Part};
+use super::part::{Check, Part};
 use crate::bench::report::{Entry, Op};
 use crate::bench::verify::Results;
 
