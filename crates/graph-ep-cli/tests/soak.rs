@@ -49,3 +49,21 @@ fn replays_are_told_in_a_table_and_a_report() {
     assert_eq!(result["compared"], result["expected"]);
     assert!(result["most_windows"].as_u64() > Some(1), "{result}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_name_that_is_no_unicode_is_a_name() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join(std::ffi::OsStr::from_bytes(b"r\xff.json"));
+    let status = Command::new(env!("CARGO_BIN_EXE_graph-ep"))
+        .args("soak phased --backend host --hidden 8 --steps 1 --report".split(' '))
+        .arg(&path)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .expect("the program starts");
+    assert_eq!(status.code(), Some(0));
+    let text = std::fs::read(path).expect("the report was written");
+    let report: Value = serde_json::from_slice(&text).expect("it is JSON");
+    assert!(report["command"].as_str().expect("a command").contains("r\u{fffd}.json"), "{report}");
+}
