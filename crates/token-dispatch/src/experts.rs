@@ -3,6 +3,7 @@
 use ep_context::Rank;
 use smallvec::SmallVec;
 
+use crate::config::MAX_EXPERTS;
 use crate::error::DispatchError;
 
 /// Where one copy of an expert lives.
@@ -30,13 +31,21 @@ impl ExpertMap {
     ///
     /// # Errors
     ///
-    /// [`DispatchError::Config`] if there are no ranks or fewer experts than ranks.
+    /// [`DispatchError::Config`] if there are no ranks, fewer experts than ranks, or more experts than
+    /// 65 536.
     pub fn contiguous(experts: usize, ranks: usize) -> Result<Self, DispatchError> {
         if ranks == 0 || experts < ranks {
             return Err(DispatchError::Config {
                 field: "ranks",
                 value: ranks.to_string(),
                 limit: format!("1 to the number of experts, {experts}"),
+            });
+        }
+        if experts > MAX_EXPERTS {
+            return Err(DispatchError::Config {
+                field: "experts",
+                value: experts.to_string(),
+                limit: format!("at most {MAX_EXPERTS}"),
             });
         }
         let first = |rank: usize| rank * experts / ranks;
@@ -166,6 +175,15 @@ mod tests {
 
     fn home(rank: u32, slot: u32) -> ExpertHome {
         ExpertHome { rank: Rank(rank), slot }
+    }
+
+    #[test]
+    fn more_experts_than_there_may_be_are_refused() {
+        assert!(ExpertMap::contiguous(MAX_EXPERTS, 7).is_ok());
+        for experts in [MAX_EXPERTS + 1, usize::MAX] {
+            let refused = ExpertMap::contiguous(experts, 7).expect_err("too many");
+            assert!(refused.to_string().contains("65536"), "{refused}");
+        }
     }
 
     #[test]
