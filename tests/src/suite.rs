@@ -179,7 +179,13 @@ macro_rules! conformance_suite {
             run_ahead:
                 steps_behind_an_over_budget_one_drain,
                 clean_steps_run_ahead,
-                nothing_is_held_back_unasked;
+                nothing_is_held_back_unasked,
+                a_sliding_window_keeps_its_order,
+                steps_in_flight_are_bounded_by_the_ring,
+                steps_that_nobody_settles_are_recovered,
+                steps_behind_a_refused_one_run,
+                steps_behind_an_over_budget_one_of_others_wait,
+                steps_that_passed_one_of_their_runner_are_told;
             recovery:
                 recovery_follows_the_simulation,
                 growth_is_recorded_where_it_must_be,

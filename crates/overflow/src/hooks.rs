@@ -11,6 +11,10 @@ pub trait RecoveryHooks: Send {
     /// Called before the step is replayed or run eagerly, when the discarded run has ended and memory
     /// is mapped, on every rank. `attempt` counts from 1. An error refuses the replay on all ranks.
     ///
+    /// Steps that were launched behind it have moved no rows, but what else their bodies queued has run or
+    /// is queued: put back what they have changed too, in the order of the runner's stream. Before the first
+    /// attempt that is so of all steps in flight; they are launched again behind the last.
+    ///
     /// # Errors
     ///
     /// Whatever keeps the engine from restoring its state.

@@ -15,9 +15,12 @@ use crate::policy::{OverflowPolicy, RecoverySettings};
 use crate::report::{Outcome, StepReport, StepTimes};
 use crate::source::Source;
 
+mod flight;
 mod meeting;
 mod recovery;
 
+pub use flight::Launched;
+use flight::{Flight, InFlight};
 use meeting::Meeting;
 use recovery::Recovery;
 
@@ -39,9 +42,9 @@ pub type StepBody<B> =
 /// the group [share a device](TokenDispatcher::shares_devices), steps in rounds are therefore recorded by
 /// all ranks at once: they meet before the first launch, and at the next one after [`StepRunner::run_eager`]
 /// and [`StepRunner::invalidate`], after a step that any of them ran from a [stale
-/// graph](DispatchError::StaleGraph), and after one behind which the capacity of any of them changes. They
-/// meet too before a step is launched again that moved nothing because of one before it. No other launch
-/// waits for another rank, and none does where each rank has a device of its own.
+/// graph](DispatchError::StaleGraph), and after one behind which the capacity of any of them changes. No
+/// other launch waits for another rank, and none does where each rank has a device of its own, but to launch
+/// steps again that moved nothing because of one before them, where [`StepRunner::settle`] could not.
 ///
 /// So all ranks launch and settle in the same order there. A rank that has to record at another time,
 /// since its row set was changed by others than this runner, does so by itself, and if the device is not
@@ -56,25 +59,8 @@ pub struct StepRunner<B: Backend> {
     /// Where all ranks record at once.
     meeting: Option<Meeting>,
     source: Source<B>,
+    flight: Flight,
     hooks: Box<dyn RecoveryHooks>,
-}
-
-/// A step that was launched and not yet [settled](StepRunner::settle).
-#[derive(Debug)]
-#[must_use = "a step that overflowed is recovered when it is settled"]
-pub struct Launched {
-    step: u32,
-    capacity_before: u32,
-    blocking_calls: u64,
-    start: Instant,
-    tally: Tally,
-}
-
-impl Launched {
-    /// The number of the step, by which its record is found.
-    pub fn step(&self) -> u32 {
-        self.step
-    }
 }
 
 /// Counts of one step while it runs.
@@ -84,6 +70,17 @@ struct Tally {
     recordings: u32,
     recovered_rows: u64,
     times: StepTimes,
+}
+
+impl Tally {
+    /// Counts what was done for the step elsewhere.
+    fn add(&mut self, other: &Tally) {
+        self.growths += other.growths;
+        self.recordings += other.recordings;
+        self.recovered_rows += other.recovered_rows;
+        self.times.recording += other.times.recording;
+        self.times.growing += other.times.growing;
+    }
 }
 
 impl<B: Backend> StepRunner<B> {
@@ -151,6 +148,7 @@ impl<B: Backend> StepRunner<B> {
             between,
             meeting: (loops && dispatcher.shares_devices()).then(|| Meeting::new(rank)),
             source,
+            flight: Flight::default(),
             hooks: Box::new(NoHooks),
         })
     }
@@ -189,7 +187,7 @@ impl<B: Backend> StepRunner<B> {
     }
 
     /// Drops the recorded graph; the next step records a new one. For when the body would queue
-    /// something else now. On all ranks between the same steps [where they record at
+    /// something else now: settle what is in flight before, since it might have to be launched again. On all ranks between the same steps [where they record at
     /// once](StepRunner#in-rounds-on-a-shared-device).
     pub fn invalidate(&mut self) {
         self.source.discard();
@@ -197,7 +195,7 @@ impl<B: Backend> StepRunner<B> {
     }
 
     /// Runs one step to its end: replays the graph, waits for the record, and recovers the step if it
-    /// overflowed. Collective in that every rank runs it. A clean step makes no blocking call to the
+    /// overflowed; steps that are in flight are [settled](StepRunner::settle) before. Collective in that every rank runs it. A clean step makes no blocking call to the
     /// device: it polls for the record.
     ///
     /// # Errors
@@ -209,55 +207,114 @@ impl<B: Backend> StepRunner<B> {
     }
 
     /// The first half of [`StepRunner::run`]: records if that is needed, and launches. Waits for nothing
-    /// on the device but what recording waits for. More steps may be launched before the first is settled;
-    /// under [`OverflowPolicy::Recover`] those behind one that overflows move nothing.
+    /// on the device but what recording waits for. More steps may be launched before the first is settled,
+    /// as many as the [record ring](token_dispatch::DispatchConfigBuilder::record_ring) holds; under
+    /// [`OverflowPolicy::Recover`] those behind one that overflows move nothing, until it is settled.
     ///
     /// # Errors
     ///
-    /// What keeps the step from being recorded or launched. Where ranks [record at
+    /// What keeps the step from being recorded or launched, and [`DispatchError::Order`] for more steps in
+    /// flight than the record ring holds; nothing was launched then. Where ranks [record at
     /// once](StepRunner#in-rounds-on-a-shared-device), [`OverflowError::Context`] too: with
     /// [`RendezvousError::Peer`](ep_context::rendezvous::RendezvousError::Peer) if another could not
     /// record, which leaves the group as it was, able to record again; with the ranks that did not come
-    /// within the deadline of [`Phase::Agreement`](ep_context::Phase::Agreement), which ends it.
+    /// within the deadline of [`Phase::Agreement`](ep_context::Phase::Agreement), which ends it. The same
+    /// where steps in flight have to be launched again first, because an earlier call could not.
     pub fn launch(&mut self) -> Result<Launched, OverflowError> {
+        let most = self.dispatcher.config().record_ring();
+        if self.flight.len() >= most {
+            return Err(self.order(
+                "launch",
+                &format!(
+                    "{most} steps are in flight, and the record ring holds no more; settle the oldest"
+                ),
+            ));
+        }
         let mut tally = Tally::default();
+        self.launch_held(&mut tally)?;
         let capacity_before = self.rows.capacity();
         self.make_current(&mut tally)?;
-        let backend = self.dispatcher.context().backend();
+        let backend = self.dispatcher.context().backend().clone();
         let calls_before = backend.blocking_calls();
         let start = Instant::now();
-        let step = self
-            .source
-            .replay(&spec(&self.dispatcher, &self.rows, &self.settings), &self.stream)?;
-        let blocking_calls = backend.blocking_calls() - calls_before;
-        Ok(Launched { step, capacity_before, blocking_calls, start, tally })
+        let step = self.replay()?;
+        self.flight.push(InFlight {
+            launched: step,
+            number: step,
+            held: false,
+            capacity_before,
+            blocking_calls: backend.blocking_calls() - calls_before,
+            start,
+            tally,
+        });
+        Ok(Launched { step })
     }
 
-    /// Whether the record of a launched step is there, so that settling it does not wait for the device.
+    /// Whether the record of a launched step is there, so that settling it does not wait for the device,
+    /// unless it overflowed, or one that was launched before it and is not settled.
     pub fn is_done(&self, launched: &Launched) -> bool {
-        self.dispatcher.records().is_published(launched.step)
+        // One that was settled with a later step is not waited for.
+        let number = self.flight.number_of(launched.step);
+        number.is_none_or(|number| self.dispatcher.records().is_published(number))
     }
 
     /// The second half of [`StepRunner::run`]: waits for the record, and recovers the step if it overflowed.
-    /// Every rank settles its steps in the order in which they were launched. A step that moved nothing
-    /// because it was launched behind one that overflowed is launched again first.
+    /// Every rank settles its steps in the order in which they were launched. Steps launched before this one
+    /// and not settled yet, as when their [`Launched`] was dropped, are settled first, and nobody is told
+    /// more of them than an error.
+    ///
+    /// Steps that moved nothing because they were launched behind one that overflows are launched again when
+    /// that has been recovered or refused, before this returns: in their order, and before any that is
+    /// launched later. All ranks meet for that. What keeps a rank from it is the error of the next call, which
+    /// tries again. Each finds what those before it left, and the inputs that lie in memory now.
+    ///
+    /// A step behind one that overflowed in another runner of the dispatcher is launched again too, when it is
+    /// settled. So with several runners steps are settled in the order in which all of them launched, and
+    /// none launches more before that is done.
     ///
     /// # Errors
     ///
     /// [`OverflowError::Overflow`] under [`OverflowPolicy::Fail`], [`OverflowError::Refused`] and
-    /// [`DispatchError::StaleGraph`] leave the group as it was, able to run the next step. A fault ends the
-    /// group. Where the step has to be launched again, as for [`StepRunner::launch`].
+    /// [`DispatchError::StaleGraph`] leave the group as it was, able to run the next step: steps in flight run,
+    /// on what the failed one left. [`DispatchError::Order`] for a step that is not in flight; for one that is
+    /// held back by a step of another runner, which has to be settled first, this one staying in flight; and
+    /// for one that was held back so while a later step was not. A fault ends the group. Where steps have to
+    /// be launched again, as for [`StepRunner::launch`].
     pub fn settle(&mut self, launched: Launched) -> Result<StepReport, OverflowError> {
-        let Launched { step, capacity_before, mut blocking_calls, start, mut tally } = launched;
+        let Some(before) = self.flight.before(launched.step) else {
+            return Err(self.order(
+                "settle",
+                "the step was not launched by this runner, or was settled with a later one",
+            ));
+        };
+        for _ in 0..before {
+            let report = self.settle_oldest()?;
+            let (step, outcome) = (report.record.step, report.outcome);
+            tracing::warn!(step, ?outcome, "a step was settled with a later one");
+        }
+        self.settle_oldest()
+    }
+
+    fn settle_oldest(&mut self) -> Result<StepReport, OverflowError> {
+        let settled = self.settle_landed();
+        if let Err(OverflowError::Dispatch(DispatchError::StaleGraph { .. })) = settled {
+            self.go_on(&mut Tally::default());
+        }
+        settled
+    }
+
+    /// Launches again what is in flight behind a step that has been settled.
+    fn go_on(&mut self, tally: &mut Tally) {
+        if let Err(error) = self.launch_held(tally) {
+            tracing::warn!(%error, "steps in flight could not be launched again yet");
+        }
+    }
+
+    fn settle_landed(&mut self) -> Result<StepReport, OverflowError> {
         let backend = self.dispatcher.context().backend().clone();
         let calls_before = backend.blocking_calls();
-        let mut first = self.record_of(step)?;
-        if first.drained {
-            // Whatever it was launched behind may have changed the capacity of any rank since.
-            self.meeting.iter_mut().for_each(Meeting::call);
-            self.make_current(&mut tally)?;
-            first = self.replay()?;
-        }
+        let (step, first) = self.land()?;
+        let InFlight { capacity_before, mut blocking_calls, start, mut tally, .. } = step;
         tally.times.first_run = start.elapsed();
         blocking_calls += backend.blocking_calls() - calls_before;
         let (mut kept, mut refused) = (first.clone(), None);
@@ -278,6 +335,7 @@ impl<B: Backend> StepRunner<B> {
             },
         };
         tally.times.total = start.elapsed();
+        self.go_on(&mut tally);
         if outcome != Outcome::Failed {
             self.adjust(&kept, first.overflowed(), &mut tally)?;
         }
@@ -309,11 +367,14 @@ impl<B: Backend> StepRunner<B> {
     ///
     /// [`OverflowError::Dispatch`] when the rows exceed
     /// [`RecoverySettings::eager_max_rows`]; that ends the group. [`DispatchError::Order`] if the engine
-    /// does not run steps eagerly; nothing was queued then.
+    /// does not run steps eagerly, or steps are in flight, which might have to be launched again behind this
+    /// one; nothing was queued then.
     pub fn run_eager(&mut self) -> Result<StepReport, OverflowError> {
         if let Some(reason) = self.source.refuses_eager() {
-            let (operation, rank) = ("eager step", self.dispatcher.context().rank());
-            return Err(DispatchError::Order { operation, rank, reason: reason.to_owned() }.into());
+            return Err(self.order("eager step", reason));
+        }
+        if self.flight.len() > 0 {
+            return Err(self.order("eager step", "steps are in flight; settle them first"));
         }
         // Any rank may grow on the way.
         self.meeting.iter_mut().for_each(Meeting::call);
@@ -434,11 +495,10 @@ impl<B: Backend> StepRunner<B> {
         Ok(())
     }
 
-    fn replay(&mut self) -> Result<StepRecord, OverflowError> {
-        let step = self
-            .source
-            .replay(&spec(&self.dispatcher, &self.rows, &self.settings), &self.stream)?;
-        self.record_of(step)
+    /// Launches the graph and returns the number of the step.
+    fn replay(&mut self) -> Result<u32, OverflowError> {
+        let spec = spec(&self.dispatcher, &self.rows, &self.settings);
+        Ok(self.source.replay(&spec, &self.stream)?)
     }
 
     /// Waits for the record of a step.
@@ -447,10 +507,22 @@ impl<B: Backend> StepRunner<B> {
         if let Err(DispatchError::StaleGraph { .. }) = record {
             // Every rank sees it, and holds back what is behind it.
             self.meeting.iter_mut().for_each(Meeting::call);
-            let direct = Queue::direct(self.dispatcher.context().backend(), &self.stream);
-            self.dispatcher.resume(&direct)?;
+            self.resume()?;
         }
         Ok(record?)
+    }
+
+    /// The same of a step that nothing may have held back.
+    fn record_of_run(
+        &mut self,
+        operation: &'static str,
+        step: u32,
+    ) -> Result<StepRecord, OverflowError> {
+        let record = self.record_of(step)?;
+        match record.drained {
+            true => Err(self.drained(operation)),
+            false => Ok(record),
+        }
     }
 
     fn eager(&mut self) -> Result<StepRecord, OverflowError> {
@@ -462,7 +534,7 @@ impl<B: Backend> StepRunner<B> {
             .queue_eagerly(&mut step)
             .map_err(|source| OverflowError::Body { rank: context.rank(), source })?;
         let summary = step.finish()?;
-        self.record_of(summary.number.unwrap_or_default())
+        self.record_of_run("eager step", summary.number.unwrap_or_default())
     }
 }
 

@@ -159,6 +159,11 @@ impl DispatchConfig {
         self.max_tokens
     }
 
+    /// Records that are kept, see [`record_ring`](DispatchConfigBuilder::record_ring).
+    pub fn record_ring(&self) -> usize {
+        self.record_ring
+    }
+
     /// The rows of each expert start at a multiple of this, and are padded to one.
     pub fn alignment(&self) -> u32 {
         self.alignment

@@ -1,11 +1,23 @@
 //! Launching steps before the record of an earlier one has been read.
 
-use graph_ep::{StepMode, StepOptions};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use graph_ep::{
+    BodyError, Buffer, DispatchError, EmbeddedStep, EngineGraph, GrowthPolicy, Outcome,
+    OverflowError, Queue, RecoveryHooks, RecoverySettings, Step, StepMode, StepOptions, StepRecord,
+    StepRunner, StepSpec,
+};
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};
-use crate::oracle::StepOracle;
+use crate::checks::refusal::Hooks;
+use crate::engine::Graphs;
+use crate::inputs::{Inputs, decode};
+use crate::oracle::{LayerOracle, StepOracle, bits};
 use crate::outcome::by_step;
+use crate::program::Program;
 use crate::rig::Rig;
 
 /// A step that overflows on one rank alone.
@@ -74,4 +86,302 @@ pub fn nothing_is_held_back_unasked<T: TestBackend>() {
     for (step, runs) in by_step(&runs).iter().enumerate() {
         StepOracle::new(&case, step, case.capacity.as_deref()).check(&format!("step {step}"), runs);
     }
+}
+
+/// Steps of a window, launched before the oldest of them is settled.
+const WINDOW: usize = 3;
+/// Steps in all.
+const STEPS: usize = 8;
+
+/// State of an engine's that every run of its step moves on: inputs of the steps to come, outputs of those
+/// that were. The layers of a case are its places; the step is the first of them.
+struct Belt<T: TestBackend> {
+    program: Program<T>,
+}
+
+impl<T: TestBackend> Belt<T> {
+    fn case() -> Case {
+        let tokens = vec![4, 9, 6];
+        Case { skew: Skew::Rotating, layers: STEPS + WINDOW, tokens, ..Case::new(3) }
+            .capacity(12)
+            .on::<T>()
+    }
+
+    /// What `step` is given on every rank.
+    fn inputs(case: &Case, step: usize) -> Vec<Inputs> {
+        Inputs::of_all(case, step, 0)
+    }
+
+    /// Writes the inputs of `first` and those that follow it.
+    fn fill(&self, first: usize) -> Result<(), BodyError> {
+        let (group, case) = (&self.program.group, &self.program.case);
+        let rank = group.context().rank().index();
+        for (place, layer) in self.program.layers.iter().enumerate() {
+            let inputs = &Self::inputs(case, first + place)[rank];
+            group.write(&layer.tokens, &inputs.tokens)?;
+            group.write(&layer.ids, &inputs.id_bytes(case.wide_ids))?;
+            group.write(&layer.weights, bytemuck::cast_slice(&inputs.weights))?;
+        }
+        Ok(())
+    }
+
+    /// Takes the last `runs` outputs away.
+    fn forget(&self, runs: usize) -> Result<(), BodyError> {
+        let backend = self.program.group.context().backend();
+        let queue = Queue::direct(backend, self.program.group.stream());
+        let kept = self.program.layers.iter().skip(runs);
+        for (to, from) in self.program.layers.iter().zip(kept) {
+            // SAFETY: the two are different memory of one length, and all work on them is on this stream.
+            unsafe { queue.copy(&to.output.slice(), &from.output.slice()) }?;
+        }
+        Ok(())
+    }
+
+    /// One step: makes room for an output, runs the first place, moves the inputs on.
+    fn queue(&self, step: &mut Step<'static, T::Backend>) -> Result<(), BodyError> {
+        let layers = &self.program.layers;
+        let copy = |step: &Step<'static, T::Backend>, to: &Buffer<T::Backend>, from: &Buffer<_>| {
+            // SAFETY: as above.
+            unsafe { step.queue().copy(&to.slice(), &from.slice()) }
+        };
+        for place in (1..layers.len()).rev() {
+            copy(step, &layers[place].output, &layers[place - 1].output)?;
+        }
+        self.program.dispatch(step, 0)?;
+        self.program.experts(step, 0)?;
+        self.program.combine(step, 0)?;
+        for place in 1..layers.len() {
+            let (to, from) = (&layers[place - 1], &layers[place]);
+            copy(step, &to.tokens, &from.tokens)?;
+            copy(step, &to.ids, &from.ids)?;
+            copy(step, &to.weights, &from.weights)?;
+        }
+        Ok(())
+    }
+
+    /// The output that was made so many runs ago.
+    fn output(&self, ago: usize) -> Vec<u32> {
+        let (group, case) = (&self.program.group, &self.program.case);
+        let mut output = vec![0; self.program.own_tokens * case.sum_bytes()];
+        group.read(&self.program.layers[ago].output.slice(), &mut output).expect("it ran");
+        bits(&decode(case.dtype, &output))
+    }
+}
+
+/// Puts the belt back to before the first run that is discarded.
+struct Rewind<T: TestBackend> {
+    belt: Belt<T>,
+    /// Steps launched and settled so far.
+    counts: Arc<[AtomicUsize; 2]>,
+}
+
+impl<T: TestBackend> RecoveryHooks for Rewind<T> {
+    fn before_replay(&mut self, _: &StepRecord, attempt: u32) -> Result<(), BodyError> {
+        assert_eq!(attempt, 1, "a step of one layer fits when it is replayed");
+        let [launched, settled] = self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        // The step itself, and all behind it.
+        self.belt.forget(launched - settled)?;
+        self.belt.fill(settled)
+    }
+}
+
+/// The belt in graphs of an engine's.
+struct BeltEngine<T: TestBackend> {
+    graphs: Graphs<T>,
+    belt: Belt<T>,
+}
+
+impl<T: TestBackend> EngineGraph<T::Backend> for BeltEngine<T> {
+    fn capture(
+        &mut self,
+        spec: &StepSpec<'_, T::Backend>,
+    ) -> Result<EmbeddedStep<T::Backend>, BodyError> {
+        self.graphs.clear();
+        let belt = &self.belt;
+        let record = |stream: &_| spec.record(stream, |step| belt.queue(step));
+        self.graphs.capture(record).map_err(|(error, _)| error.into())
+    }
+
+    fn launch(&mut self) -> Result<(), BodyError> {
+        self.graphs.launch();
+        Ok(())
+    }
+}
+
+/// A window of steps that slides on while some of them overflow: a step is launched for each that is settled.
+/// Every one of them runs once, in the order in which they were launched, on what those before it left.
+pub fn a_sliding_window_keeps_its_order<T: TestBackend>() {
+    for engine in [false, true] {
+        let case = Belt::<T>::case();
+        let recovered = T::on_ranks(case.world(), |env| {
+            let rig = Rig::<T>::new(env, &case);
+            let belt = || Belt { program: rig.program() };
+            let settings = RecoverySettings::new().growth(GrowthPolicy::Exact);
+            let counts: Arc<[AtomicUsize; 2]> = Arc::default();
+            let runner = match engine {
+                true => {
+                    let graphs = Graphs::of(&rig);
+                    let engine = BeltEngine { graphs, belt: belt() };
+                    rig.group.engine_runner(settings, rig.group.stream().clone(), engine)
+                }
+                false => {
+                    let belt = belt();
+                    rig.group.runner(settings, move |step| belt.queue(step))
+                }
+            };
+            let mut runner = runner
+                .expect("in range")
+                .hooks(Rewind { belt: belt(), counts: Arc::clone(&counts) });
+            belt().fill(0).expect("the buffers are long enough");
+            let (mut window, mut ran) = (VecDeque::new(), Vec::new());
+            while ran.len() < STEPS {
+                while window.len() < WINDOW && ran.len() + window.len() < STEPS {
+                    window.push_back(runner.launch().expect("it can be launched"));
+                    counts[0].fetch_add(1, Ordering::Relaxed);
+                }
+                let oldest = window.pop_front().expect("there are steps to come");
+                ran.push(runner.settle(oldest).expect("it recovers"));
+                counts[1].fetch_add(1, Ordering::Relaxed);
+            }
+            let numbers: Vec<_> = ran.iter().map(|report| report.record.step).collect();
+            assert!(numbers.is_sorted(), "they ran in another order: {numbers:?}");
+            for (step, report) in ran.iter().enumerate() {
+                let record = &report.record;
+                assert!(!record.drained && record.dropped == 0, "step {step}: {record:?}");
+                let oracle = LayerOracle::new(&case, &Belt::<T>::inputs(&case, step), None);
+                assert_eq!(record.required, oracle.required, "step {step}");
+                let output = &oracle.ranks[rig.rank()].output;
+                assert_eq!(belt().output(STEPS - 1 - step), *output, "step {step}");
+            }
+            let outcomes = ran.iter().map(|report| report.outcome != Outcome::Clean);
+            outcomes.collect::<Vec<_>>()
+        });
+        let steps = &recovered[0];
+        assert!(recovered.iter().all(|rank| rank == steps), "{recovered:?}");
+        let close = steps.windows(WINDOW).any(|window| window.iter().filter(|r| **r).count() > 1);
+        assert!(close, "two steps that are in flight at once are to overflow: {steps:?}");
+    }
+}
+
+fn says<R: std::fmt::Debug>(result: Result<R, OverflowError>, part: &str) {
+    match result {
+        Err(OverflowError::Dispatch(DispatchError::Order { reason, .. })) => {
+            assert!(reason.contains(part), "{part:?} is not in {reason:?}");
+        }
+        other => panic!("{part:?}: {other:?}"),
+    }
+}
+
+/// No more steps are in flight than there are records, and no eager step beside any.
+pub fn steps_in_flight_are_bounded_by_the_ring<T: TestBackend>() {
+    let case = Case::new(2);
+    T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
+        rig.write(0);
+        let most = rig.group.dispatcher().config().record_ring();
+        let mut flight: VecDeque<_> =
+            (0..most).map(|_| runner.launch().expect("there is a record for it")).collect();
+        says(runner.launch(), "the record ring holds no more");
+        says(runner.run_eager(), "in flight");
+        let oldest = flight.pop_front().expect("some were launched");
+        assert_eq!(runner.settle(oldest).expect("its record is there").outcome, Outcome::Clean);
+        flight.push_back(runner.launch().expect("there is a record for it"));
+        for launched in flight {
+            assert_eq!(runner.settle(launched).expect("nothing is lost").outcome, Outcome::Clean);
+        }
+        runner.run_eager().expect("none is in flight");
+    });
+}
+
+/// A step that nobody settles, though it overflows, is recovered with the next that somebody does.
+pub fn steps_that_nobody_settles_are_recovered<T: TestBackend>() {
+    let case = skewed().on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
+        rig.write(0);
+        let forgotten = runner.launch().expect("it can be launched");
+        let (second, third) = (runner.launch(), runner.launch());
+        let (second, third) = (second.expect("launched"), third.expect("launched"));
+        let shape = rig.shape();
+        let report = runner.settle(third).expect("the first is recovered");
+        assert_eq!((report.outcome, report.record.dropped), (Outcome::Clean, 0));
+        assert_ne!(rig.shape(), shape, "the first has grown the rows");
+        assert!(runner.is_done(&forgotten) && runner.is_done(&second));
+        says(runner.settle(second), "settled with a later one");
+        rig.seen_with(0, &report.record)
+    });
+    StepOracle::new(&case, 0, None).check_outputs("the last of them", &results);
+}
+
+/// A refusal leaves what is in flight behind the step that it refuses: that runs then, in its order.
+pub fn steps_behind_a_refused_one_run<T: TestBackend>() {
+    let case = skewed().on::<T>();
+    T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let hooks = Hooks { failures: u32::from(rig.rank() == 1), seen: Arc::default() };
+        let mut runner = rig.runner(RecoverySettings::new()).expect("in range").hooks(hooks);
+        rig.write(0);
+        let launch = |runner: &mut StepRunner<T::Backend>| runner.launch().expect("launched");
+        let (first, second, third) =
+            (launch(&mut runner), launch(&mut runner), launch(&mut runner));
+        match runner.settle(first) {
+            Err(OverflowError::Refused { rank, .. }) => assert_eq!(rank.0, 1),
+            other => panic!("{other:?}"),
+        }
+        let fourth = launch(&mut runner);
+        // The second overflows as well, and is recovered this time.
+        let reports = [second, third, fourth].map(|launched| runner.settle(launched));
+        let reports = reports.map(|report| report.expect("the hook works again"));
+        let outcomes = reports.each_ref().map(|report| report.outcome);
+        let recovered = Outcome::Recovered { replays: 1, eager: false };
+        assert_eq!(outcomes, [recovered, Outcome::Clean, Outcome::Clean]);
+        let numbers = reports.map(|report| report.record.step);
+        assert!(numbers.is_sorted(), "they ran in another order: {numbers:?}");
+    });
+}
+
+/// A step that somebody else's holds back has no outcome before that is acknowledged, and runs then before
+/// any that is launched later.
+pub fn steps_behind_an_over_budget_one_of_others_wait<T: TestBackend>() {
+    let case = skewed().on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let graph = rig.record(StepOptions::new().hold_on_overflow(true)).expect("recorded");
+        let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
+        rig.write(0);
+        let over = graph.replay(rig.group.stream()).expect("current");
+        let behind = [runner.launch(), runner.launch()].map(|step| step.expect("launched"));
+        assert!(rig.wait(over).expect("it ends").overflowed());
+        let [first, second] = behind;
+        says(runner.settle(first), "is not recovered");
+        rig.group.dispatcher().resume(&rig.direct()).expect("the stream is alive");
+        let third = runner.launch().expect("launched behind those that were held");
+        let reports = [second, third].map(|step| runner.settle(step).expect("it recovers"));
+        let [second, third] = &reports;
+        assert_eq!((second.outcome, third.outcome), (Outcome::Clean, Outcome::Clean));
+        assert!(second.record.step < third.record.step, "{second:?}, {third:?}");
+        rig.seen_with(0, &third.record)
+    });
+    StepOracle::new(&case, 0, None).check_outputs("the last of them", &results);
+}
+
+/// A step that was launched when those before it were let run again, and ran before one of them that had
+/// moved nothing, is an error, not an outcome.
+pub fn steps_that_passed_one_of_their_runner_are_told<T: TestBackend>() {
+    let case = skewed().on::<T>();
+    T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let graph = rig.record(StepOptions::new().hold_on_overflow(true)).expect("recorded");
+        let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
+        rig.write(0);
+        graph.replay(rig.group.stream()).expect("current");
+        let behind = runner.launch().expect("launched");
+        rig.group.dispatcher().resume(&rig.direct()).expect("the stream is alive");
+        let passed = runner.launch().expect("launched");
+        says(runner.settle(behind), "has run since");
+        let report = runner.settle(passed).expect("it recovers");
+        assert_eq!(report.outcome, Outcome::Recovered { replays: 1, eager: false });
+    });
 }

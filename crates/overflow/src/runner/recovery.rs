@@ -55,7 +55,7 @@ impl<B: Backend> StepRunner<B> {
             };
             let decision = agree(context.rendezvous(), &vote, deadline);
             // Steps behind this one may run again, whatever comes of it.
-            self.dispatcher.resume(&direct)?;
+            self.resume()?;
             if let Ok(Decision::Replay) = decision {
                 if let Some(growth) = prepared.growth {
                     // SAFETY: steps of this runner run in the order of its stream, and others that
@@ -92,7 +92,8 @@ impl<B: Backend> StepRunner<B> {
                 return Ok(Recovery::Done(record, Outcome::Recovered { replays, eager: true }));
             }
             replays += 1;
-            last = self.replay()?;
+            let step = self.replay()?;
+            last = self.record_of_run("replay", step)?;
         }
         Ok(Recovery::Done(last, Outcome::Recovered { replays, eager: false }))
     }
