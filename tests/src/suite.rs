@@ -200,6 +200,7 @@ macro_rules! conformance_suite {
                 recovery_settings_that_differ_are_named,
                 eager_mode_is_the_last_resort,
                 a_body_that_cannot_be_recorded_again_runs_eagerly,
+                an_eager_run_beyond_its_limit_is_refused_beforehand,
                 a_runner_runs_eagerly_when_asked,
                 the_policy_drop_keeps_what_fits,
                 the_policy_fail_reports_and_goes_on,

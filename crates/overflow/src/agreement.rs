@@ -15,10 +15,13 @@ use crate::gather::gather;
 /// What one rank can do about an over-budget step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Vote {
-    /// Ready to replay.
-    Replay,
-    /// Cannot record, but can run the step eagerly.
-    Eager(String),
+    /// It can go on.
+    Ready {
+        /// Why it cannot record, if it cannot: then the step runs eagerly on all ranks.
+        unrecorded: Option<String>,
+        /// Why it could not run the step eagerly, as far as is known before.
+        no_eager: Option<Refusal>,
+    },
     /// Cannot go on.
     Refuse(Refusal),
 }
@@ -59,20 +62,36 @@ pub(crate) fn agree(
     vote: &Vote,
     deadline: Duration,
 ) -> Result<Decision, ContextError> {
-    let votes = gather(rendezvous, PURPOSE, vote, deadline)?;
-    let mut decision = Decision::Replay;
+    Ok(decide(gather(rendezvous, PURPOSE, vote, deadline)?))
+}
+
+/// What comes of the votes of all ranks: the same wherever they are read.
+fn decide(votes: Vec<Vote>) -> Decision {
+    let (mut eager, mut cannot) = (None, None);
     for (rank, vote) in votes.into_iter().enumerate() {
         let rank = Rank::from_index(rank);
         match vote {
-            Vote::Replay => {}
-            Vote::Eager(reason) => {
-                tracing::warn!(rank = rank.0, %reason, "a rank cannot record again: running eagerly");
-                decision = Decision::Eager;
+            Vote::Ready { unrecorded, no_eager } => {
+                if let Some(reason) = unrecorded {
+                    tracing::warn!(rank = rank.0, %reason, "a rank cannot record again");
+                    eager = eager.or(Some((rank, reason)));
+                }
+                cannot = cannot.or(no_eager.map(|refusal| (rank, refusal)));
             }
-            Vote::Refuse(refusal) => return Ok(Decision::Refused(rank, refusal)),
+            Vote::Refuse(refusal) => return Decision::Refused(rank, refusal),
         }
     }
-    Ok(decision)
+    match (eager, cannot) {
+        (None, _) => Decision::Replay,
+        (Some(_), None) => Decision::Eager,
+        (Some((unrecorded, why)), Some((rank, refusal))) => {
+            let reason = format!(
+                "{}, which it has to since {unrecorded} cannot record: {why}",
+                refusal.reason
+            );
+            Decision::Refused(rank, Refusal { reason, ..refusal })
+        }
+    }
 }
 
 #[cfg(test)]
@@ -83,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    fn decide(votes: &[Vote]) -> Vec<Result<Decision, ContextError>> {
+    fn decided(votes: &[Vote]) -> Vec<Result<Decision, ContextError>> {
         let group = ThreadGroup::new(votes.len()).expect("a group");
         thread::scope(|scope| {
             let ranks: Vec<_> = group
@@ -97,14 +116,24 @@ mod tests {
         })
     }
 
+    fn ready() -> Vote {
+        Vote::Ready { unrecorded: None, no_eager: None }
+    }
+
+    fn refusal(reason: &str) -> Refusal {
+        Refusal { reason: reason.to_owned(), required: 7, budget: 5, limit: 6 }
+    }
+
+    fn unrecorded(no_eager: Option<Refusal>) -> Vote {
+        Vote::Ready { unrecorded: Some("x".to_owned()), no_eager }
+    }
+
     #[test]
     fn one_refusal_is_the_error_of_all() {
-        let refusal =
-            Refusal { reason: "out of memory".to_owned(), required: 7, budget: 5, limit: 6 };
-        let votes = [Vote::Replay, Vote::Eager("x".to_owned()), Vote::Refuse(refusal.clone())];
-        for result in decide(&votes) {
+        let votes = [ready(), unrecorded(None), Vote::Refuse(refusal("out of memory"))];
+        for result in decided(&votes) {
             match result {
-                Ok(Decision::Refused(Rank(2), told)) => assert_eq!(told, refusal),
+                Ok(Decision::Refused(Rank(2), told)) => assert_eq!(told, refusal("out of memory")),
                 other => panic!("{other:?}"),
             }
         }
@@ -112,8 +141,26 @@ mod tests {
 
     #[test]
     fn one_rank_that_cannot_record_makes_all_run_eagerly() {
-        let votes = [Vote::Replay, Vote::Eager("x".to_owned()), Vote::Replay];
-        assert!(decide(&votes).iter().all(|vote| matches!(vote, Ok(Decision::Eager))));
-        assert!(decide(&[Vote::Replay]).iter().all(|vote| matches!(vote, Ok(Decision::Replay))));
+        let votes = [ready(), unrecorded(None), ready()];
+        assert!(decided(&votes).iter().all(|vote| matches!(vote, Ok(Decision::Eager))));
+        assert!(decided(&[ready()]).iter().all(|vote| matches!(vote, Ok(Decision::Replay))));
+    }
+
+    #[test]
+    fn a_rank_that_cannot_run_eagerly_refuses_only_where_all_would_have_to() {
+        let cannot = Vote::Ready { unrecorded: None, no_eager: Some(refusal("too many rows")) };
+        let replayed = decided(&[ready(), cannot.clone(), ready()]);
+        assert!(replayed.iter().all(|vote| matches!(vote, Ok(Decision::Replay))));
+        let own = unrecorded(Some(refusal("too many rows")));
+        for (votes, unrecorded) in
+            [([unrecorded(None), cannot, ready()], 0), ([ready(), own, ready()], 1)]
+        {
+            for result in decided(&votes) {
+                let Ok(Decision::Refused(Rank(1), told)) = result else { panic!("{result:?}") };
+                let parts = ["too many rows", &format!("rank {unrecorded}"), "x"];
+                assert!(parts.iter().all(|part| told.reason.contains(part)), "{told:?}");
+                assert_eq!((told.required, told.budget, told.limit), (7, 5, 6));
+            }
+        }
     }
 }

@@ -104,7 +104,8 @@ impl RecoverySettings {
         self
     }
 
-    /// The most rows that an eager run may reach (default: what the row set reserves).
+    /// The most rows that an eager run may reach (default: what the row set reserves). A step that is known
+    /// to need more is refused rather than run eagerly.
     #[must_use]
     pub fn eager_max_rows(mut self, rows: u32) -> Self {
         self.eager_max_rows = Some(rows);

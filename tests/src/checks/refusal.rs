@@ -244,6 +244,32 @@ pub fn a_body_that_cannot_be_recorded_again_runs_eagerly<T: TestBackend>() {
     judge(&case, 0, &[], results);
 }
 
+/// Where a body cannot be recorded again on one rank, and an eager run is known to need more rows than another
+/// may have, no rank begins it: the step is refused on all, and the group goes on.
+pub fn an_eager_run_beyond_its_limit_is_refused_beforehand<T: TestBackend>() {
+    let case = tight().on::<T>();
+    let required = StepOracle::new(&case, 0, None).required()[0];
+    assert!(required > 8, "rank 0 lacks room");
+    let results = T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let (program, calls) = (rig.program(), AtomicU32::new(0));
+        let fails = rig.rank() == 1;
+        let body = move |step: &mut graph_ep::Step<'static, T::Backend>| match calls
+            .fetch_add(1, Ordering::Relaxed)
+        {
+            1 if fails => Err("no second recording".into()),
+            _ => program.queue(step),
+        };
+        let limit = if rig.rank() == 0 { required - 1 } else { u32::MAX };
+        let settings = RecoverySettings::new().eager_max_rows(limit);
+        let mut runner = rig.group.runner(settings, body).expect("in range");
+        let told = refused(&rig, &mut runner, 0);
+        (told, (0..3).map(|step| rig.step(&mut runner, step).expect("it recovers")).collect())
+    });
+    let limit = format!("may have {}", required - 1);
+    judge(&case, 0, &["rank 0", "eager", "rank 1", "no second recording", &limit], results);
+}
+
 /// A runner can run any step eagerly from the start.
 pub fn a_runner_runs_eagerly_when_asked<T: TestBackend>() {
     let case = tight().on::<T>();

@@ -132,13 +132,17 @@ impl<B: Backend> StepRunner<B> {
             return Err(refuse(format!("its hook failed: {}", chain(error.as_ref()))));
         }
         let stale = growth.is_some() && self.shaped_by_capacity();
+        // Another rank may not be able to record: all of them run eagerly then, or none.
+        let no_eager = self.beyond_eager(record);
         if !stale && self.source.is_recorded() {
-            return Ok((Vote::Replay, Prepared { growth, recorded: false }));
+            let vote = Vote::Ready { unrecorded: None, no_eager };
+            return Ok((vote, Prepared { growth, recorded: false }));
         }
+        let ready = |unrecorded| Vote::Ready { unrecorded, no_eager };
         match self.record(tally) {
-            Ok(()) => Ok((Vote::Replay, Prepared { growth, recorded: true })),
+            Ok(()) => Ok((ready(None), Prepared { growth, recorded: true })),
             Err(error) => match self.source.refuses_eager() {
-                None => Ok((Vote::Eager(chain(&error)), Prepared { growth, recorded: true })),
+                None => Ok((ready(Some(chain(&error))), Prepared { growth, recorded: true })),
                 eager => {
                     self.source.discard();
                     if let Some(growth) = growth {
@@ -173,24 +177,33 @@ impl<B: Backend> StepRunner<B> {
         }
     }
 
+    /// Why an eager run of the step is known to take more rows than this rank may have, if it is: a dispatch
+    /// behind the first that was over budget may need more, which only the run itself finds out.
+    fn beyond_eager(&self, record: &StepRecord) -> Option<Refusal> {
+        let (required, limit) = (self.own_required(record), self.eager_limit());
+        let reason = "an eager run would need too many rows".to_owned();
+        let budget = self.rows.capacity();
+        (required > limit).then_some(Refusal { reason, required, budget, limit })
+    }
+
     /// The same before an eager run, which needs no graph.
     fn prepare_eager(
         &mut self,
         record: &StepRecord,
         attempt: u32,
     ) -> Result<(Vote, Prepared<B>), Refusal> {
-        let required = self.own_required(record);
-        let limit = self.eager_limit();
+        let (required, limit) = (self.own_required(record), self.eager_limit());
         let refuse = |reason| Refusal { reason, required, budget: self.rows.capacity(), limit };
         if let Some(reason) = self.source.refuses_eager() {
             return Err(refuse(format!("{} replays did not suffice, and {reason}", attempt - 1)));
         }
-        if required > limit {
-            return Err(refuse("an eager run would need too many rows".to_owned()));
+        if let Some(refusal) = self.beyond_eager(record) {
+            return Err(refusal);
         }
         if let Err(error) = self.hooks.before_replay(record, attempt) {
             return Err(refuse(format!("its hook failed: {}", chain(error.as_ref()))));
         }
-        Ok((Vote::Replay, Prepared { growth: None, recorded: false }))
+        let vote = Vote::Ready { unrecorded: None, no_eager: None };
+        Ok((vote, Prepared { growth: None, recorded: false }))
     }
 }
