@@ -224,6 +224,8 @@ macro_rules! conformance_suite {
                 ranks_in_different_steps_find_out,
                 ranks_in_different_modes_find_out,
                 an_eager_step_without_room_is_given_up,
+                an_eager_body_that_fails_is_told_to_all,
+                a_runner_says_what_an_eager_step_lacks,
                 a_dispatch_that_is_given_up_brings_no_rows,
                 a_new_group_works_after_a_failed_one;
             stalls:

@@ -35,7 +35,7 @@ pub enum OverflowError {
         /// What the step did on the rank that reports. Its outputs lack the rows that did not fit.
         report: Box<StepReport>,
     },
-    /// The step's body failed when it ran eagerly.
+    /// The step's body failed when it ran eagerly, with an error of its own. That ends the group.
     #[error("{rank}: the body of the step failed")]
     Body {
         /// The rank.

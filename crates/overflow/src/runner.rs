@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use ep_context::{Backend, Queue, RowSet};
+use ep_context::{Backend, Phase, Queue, RowSet};
 use graph_capture::{BodyError, EmbeddedStep, StepGraph};
 use token_dispatch::{DispatchError, Step, StepMode, StepOptions, StepRecord, TokenDispatcher};
 
@@ -365,10 +365,11 @@ impl<B: Backend> StepRunner<B> {
     ///
     /// # Errors
     ///
-    /// [`OverflowError::Dispatch`] when the rows exceed
-    /// [`RecoverySettings::eager_max_rows`]; that ends the group. [`DispatchError::Order`] if the engine
-    /// does not run steps eagerly, or steps are in flight, which might have to be launched again behind this
-    /// one; nothing was queued then.
+    /// [`OverflowError::Dispatch`] with [`DispatchError::EagerLimit`] when the rows exceed
+    /// [`RecoverySettings::eager_max_rows`], or what else a dispatch says, and [`OverflowError::Body`] with
+    /// whatever else the body fails with; each ends the group, and its other ranks are told at once.
+    /// [`DispatchError::Order`] if the engine does not run steps eagerly, or steps are in flight, which might
+    /// have to be launched again behind this one; nothing was queued then.
     pub fn run_eager(&mut self) -> Result<StepReport, OverflowError> {
         if let Some(reason) = self.source.refuses_eager() {
             return Err(self.order("eager step", reason));
@@ -525,16 +526,43 @@ impl<B: Backend> StepRunner<B> {
         }
     }
 
+    /// Runs the step eagerly. What keeps this rank from queueing it ends the group.
     fn eager(&mut self) -> Result<StepRecord, OverflowError> {
+        match self.queue_eagerly() {
+            Ok(step) => self.record_of_run("eager step", step),
+            Err(error) => {
+                self.give_up();
+                Err(error)
+            }
+        }
+    }
+
+    fn queue_eagerly(&mut self) -> Result<u32, OverflowError> {
         let context = self.dispatcher.context();
         let queue = Queue::direct(context.backend(), &self.stream);
         let options = self.options().mode(StepMode::Eager { max_rows: self.eager_limit() });
         let mut step = Step::begin(&self.dispatcher, queue, options)?;
-        self.source
-            .queue_eagerly(&mut step)
-            .map_err(|source| OverflowError::Body { rank: context.rank(), source })?;
-        let summary = step.finish()?;
-        self.record_of_run("eager step", summary.number.unwrap_or_default())
+        self.source.queue_eagerly(&mut step).map_err(|source| {
+            // The body passes on what its dispatches say.
+            match source.downcast::<DispatchError>() {
+                Ok(error) => OverflowError::Dispatch(*error),
+                Err(source) => OverflowError::Body { rank: context.rank(), source },
+            }
+        })?;
+        let number = step.finish()?.number;
+        number.ok_or_else(|| self.order("eager step", "the stream records"))
+    }
+
+    /// Tells the other ranks, which wait for what this one does not queue.
+    fn give_up(&self) {
+        let context = self.dispatcher.context();
+        if context.fault().is_some() {
+            return;
+        }
+        let direct = Queue::direct(context.backend(), &self.stream);
+        if let Err(error) = self.dispatcher.abandon(&direct, Phase::Dispatch) {
+            tracing::warn!(%error, "the other ranks find out at their deadline");
+        }
     }
 }
 

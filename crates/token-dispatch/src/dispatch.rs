@@ -455,8 +455,9 @@ impl<B: Backend> Lane<B> {
                 .map_err(DispatchError::from)
         };
         if grown.is_err() {
-            // Peers wait for this rank's combine: tell them rather than let them time out.
-            self.dispatcher().abandon(&direct, Phase::Growth)?;
+            // Peers wait for this rank's combine: tell them rather than let them time out. Why there is no
+            // room says more than why they cannot be told.
+            let _ = self.dispatcher().abandon(&direct, Phase::Growth);
         }
         grown
     }

@@ -14,6 +14,7 @@ use crate::case::{Case, Skew};
 use crate::harness;
 use crate::kernels::Broken;
 use crate::oracle::StepOracle;
+use crate::program::Program;
 use crate::rig::Rig;
 
 /// Long enough for a peer that is there, on a busy machine, since the clock runs only once all of
@@ -351,6 +352,61 @@ pub fn an_eager_step_without_room_is_given_up<T: TestBackend>() {
         });
         assert_eq!(faults, vec![(0, true, true); case.world()]);
     }
+}
+
+/// A body that fails while a runner runs it eagerly ends the group at once: its peers are told, and do not wait
+/// for what it will not queue.
+pub fn an_eager_body_that_fails_is_told_to_all<T: TestBackend>() {
+    for part in 0..3 {
+        let case = Case::new(2);
+        T::on_ranks(2, |env| {
+            let rig = Rig::<T>::with(env, &with(&case, short()), &case);
+            let (program, fails) = (rig.program(), rig.rank() == 1);
+            let body = move |step: &mut Step<'static, T::Backend>| {
+                for (at, queue) in
+                    [Program::dispatch, Program::experts, Program::combine].into_iter().enumerate()
+                {
+                    if fails && at == part {
+                        return Err("the engine is out of luck".into());
+                    }
+                    queue(&program, step, 0)?;
+                }
+                Ok(())
+            };
+            let mut runner = rig.group.runner(RecoverySettings::new(), body).expect("in range");
+            rig.write(0);
+            let ended = runner.run_eager();
+            match (fails, ended) {
+                (true, Err(OverflowError::Body { rank: Rank(1), source })) => {
+                    assert_eq!(source.to_string(), "the engine is out of luck");
+                }
+                (false, Err(OverflowError::Dispatch(DispatchError::Fault(fault)))) => {
+                    assert_eq!((fault.culprit, fault.kind), (Rank(1), FaultKind::Failed));
+                }
+                (_, other) => panic!("part {part}: {other:?}"),
+            }
+        });
+    }
+}
+
+/// Rows beyond the limit of an eager step are an error of their own, on the rank that lacks them.
+pub fn a_runner_says_what_an_eager_step_lacks<T: TestBackend>() {
+    let case = Case { skew: Skew::Hot(0), ..Case::new(2) }.capacity(4);
+    T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let settings = RecoverySettings::new();
+        let limited = rig.rank() == 0;
+        let settings = if limited { settings.eager_max_rows(4) } else { settings };
+        let mut runner = rig.runner(settings).expect("in range");
+        rig.write(0);
+        match (limited, runner.run_eager()) {
+            (true, Err(OverflowError::Dispatch(DispatchError::EagerLimit { limit: 4, .. }))) => {}
+            (false, Err(OverflowError::Dispatch(DispatchError::Fault(fault)))) => {
+                assert_eq!((fault.culprit, fault.phase), (Rank(0), Phase::Growth));
+            }
+            (_, other) => panic!("{other:?}"),
+        }
+    });
 }
 
 /// After a group has failed another can be built in the same process, and works.
