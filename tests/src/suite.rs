@@ -204,6 +204,7 @@ macro_rules! conformance_suite {
                 a_runner_runs_eagerly_when_asked,
                 the_policy_drop_keeps_what_fits,
                 the_policy_fail_reports_and_goes_on,
+                the_policy_fail_grows_ahead_where_asked,
                 an_invalidated_runner_records_once;
             trust:
                 what_follows_an_overflow_is_not_believed,

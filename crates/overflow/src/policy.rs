@@ -20,7 +20,8 @@ pub enum OverflowPolicy {
     Rounds,
     /// Keep what fitted, and report what did not.
     Drop,
-    /// Report an error. The group goes on: the next step may be run.
+    /// Report an error. The group goes on: the next step may be run. With
+    /// [`Adjustments::look_ahead`](crate::Adjustments) capacity grows before it.
     Fail,
 }
 
@@ -111,9 +112,7 @@ impl RecoverySettings {
         self.eager_max_rows = Some(rows);
         self
     }
-}
 
-impl RecoverySettings {
     /// What must be equal on all ranks, in words. Limits may differ, as memory does.
     pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
         vec![

@@ -336,7 +336,8 @@ impl<B: Backend> StepRunner<B> {
         };
         tally.times.total = start.elapsed();
         self.go_on(&mut tally);
-        if outcome != Outcome::Failed {
+        // After a refusal all is as it was.
+        if refused.is_none() {
             self.adjust(&kept, first.overflowed(), &mut tally)?;
         }
         let report = StepReport {

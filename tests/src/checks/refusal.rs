@@ -118,6 +118,10 @@ pub fn a_limit_in_rows_refuses_on_all_ranks<T: TestBackend>() {
         (told, (0..3).map(|step| rig.step(&mut runner, step).expect("it recovers")).collect())
     });
     let numbers = [required.to_string(), (required - 1).to_string()];
+    for (told, _) in &results {
+        let said = told.1.matches(&format!("requires {required} ")).count();
+        assert_eq!(said, 1, "each number is said once: {:?}", told.1);
+    }
     judge(&case, 1, &["rank 1", &numbers[0], "has 8", &numbers[1]], results);
 }
 
@@ -333,6 +337,32 @@ pub fn the_policy_fail_reports_and_goes_on<T: TestBackend>() {
         let steps: Vec<Ran> =
             (0..2).map(|step| rig.step(&mut runner, step).expect("it recovers")).collect();
         ((0, String::new()), steps)
+    });
+    judge(&case, 0, &[], results);
+}
+
+/// Under the policy that fails, capacity that grows ahead covers the next such step.
+pub fn the_policy_fail_grows_ahead_where_asked<T: TestBackend>() {
+    let case = Case { layers: 1, ..tight() }.on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let adjustments = Adjustments { look_ahead: Some(1.0), ..Adjustments::default() };
+        let settings = RecoverySettings::new()
+            .overflow(OverflowPolicy::Fail)
+            .growth(GrowthPolicy::Exact)
+            .adjustments(adjustments);
+        let mut runner = rig.runner(settings).expect("in range");
+        match rig.step(&mut runner, 0) {
+            Err(OverflowError::Overflow { report }) => {
+                let required = report.record.required[rig.rank()];
+                assert_eq!(report.capacity_after, required.max(report.capacity_before));
+                assert_eq!(report.growths, u32::from(required > report.capacity_before));
+            }
+            other => panic!("{other:?}"),
+        }
+        let ran = rig.step(&mut runner, 0).expect("it fits by now");
+        assert_eq!(ran.ended, Ended::Clean);
+        ((0, String::new()), vec![ran])
     });
     judge(&case, 0, &[], results);
 }

@@ -121,7 +121,7 @@ impl<B: Backend> StepRunner<B> {
                 alignment: self.dispatcher.config().alignment(),
                 limit_rows: limit,
             })
-            .map_err(|refusal| refuse(refusal.to_string()))?;
+            .map_err(|_| refuse("growth is limited".to_owned()))?;
         let started = Instant::now();
         let growth = self.plan_growth(wanted, required).map_err(|error| refuse(chain(&error)))?;
         tally.times.growing += started.elapsed();
