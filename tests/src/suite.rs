@@ -175,6 +175,7 @@ macro_rules! conformance_suite {
                 engines_run_ahead,
                 steps_that_no_replay_fits_run_eagerly_or_are_refused,
                 a_capture_that_fails_refuses_on_all_ranks,
+                captures_of_another_step_are_refused,
                 engines_follow_every_policy;
             run_ahead:
                 steps_behind_an_over_budget_one_drain,

@@ -205,6 +205,16 @@ impl<B: Backend> EmbeddedStep<B> {
         shapes::check_current(&self.dispatcher, &self.shapes)
     }
 
+    /// The dispatcher whose step it is.
+    pub fn dispatcher(&self) -> &TokenDispatcher<B> {
+        &self.dispatcher
+    }
+
+    /// How it runs.
+    pub fn options(&self) -> &StepOptions {
+        &self.options
+    }
+
     /// The capacities for which the step is shaped, with the sets that have them.
     pub fn shapes(&self) -> &[(RowSet<B>, RowShape)] {
         &self.shapes

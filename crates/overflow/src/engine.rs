@@ -18,6 +18,9 @@ pub trait EngineGraph<B: Backend>: Send {
     /// What is left to the first launch takes a device that may be occupied for good by then. Call nothing
     /// collective: there may be ranks that do not capture.
     ///
+    /// A step with other options than those of `spec`, of another dispatcher or into another row set is
+    /// refused, with [`DispatchError::Order`](token_dispatch::DispatchError::Order), and discarded.
+    ///
     /// # Errors
     ///
     /// Whatever keeps the engine from it. Nothing is launched then.
@@ -86,6 +89,19 @@ impl<B: Backend> StepSpec<'_, B> {
     ) -> Result<StepPieces<B>, CaptureError> {
         let options = EmbedOptions::new(self.options);
         EmbeddedStep::begin(self.dispatcher, stream, options, &[self.rows], body)
+    }
+
+    /// In what a captured step is not what was asked for, if in anything.
+    pub(crate) fn differs(&self, captured: &EmbeddedStep<B>) -> Option<&'static str> {
+        if !captured.dispatcher().is(self.dispatcher) {
+            return Some("dispatcher");
+        }
+        if let Some(option) = captured.options().differs(&self.options) {
+            return Some(option);
+        }
+        let mut sets = captured.shapes().iter().map(|(set, _)| set.id());
+        let receives = captured.dispatches() > 0;
+        (receives && !sets.any(|set| set == self.rows.id())).then_some("row set")
     }
 
     /// The row set that the step receives into.

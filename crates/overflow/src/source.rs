@@ -70,6 +70,15 @@ impl<B: Backend> Source<B> {
                 let rank = spec.dispatcher.context().rank();
                 let captured =
                     engine.capture(spec).map_err(|source| CaptureError::Body { rank, source })?;
+                if let Some(differs) = spec.differs(&captured) {
+                    drop(captured);
+                    engine.discard();
+                    let reason = format!(
+                        "the engine has recorded a step with another {differs} than it was asked for; \
+                         record it by StepSpec::record or StepSpec::begin"
+                    );
+                    return Err(DispatchError::Order { operation: "capture", rank, reason }.into());
+                }
                 *step = Some(captured);
             }
         }

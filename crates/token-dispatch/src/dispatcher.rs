@@ -342,7 +342,7 @@ impl<B: Backend> TokenDispatcher<B> {
     }
 
     /// Whether the two are handles of one dispatcher.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub fn is(&self, other: &Self) -> bool {
         self.id() == other.id()
     }
 

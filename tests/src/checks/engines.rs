@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use graph_ep::{
-    GrowthPolicy, Outcome, OverflowError, OverflowPolicy, RecoverySettings, RowShaping, StepRunner,
+    BodyError, CaptureError, Dispatch, DispatchError, EmbeddedStep, EngineGraph, GrowthPolicy,
+    Handle, Outcome, OverflowError, OverflowPolicy, RecoverySettings, RowSet, RowShaping, Step,
+    StepMode, StepOptions, StepRunner, StepSpec, TokenCount, TokenDispatcher, TopKIds,
 };
 
 use crate::backend::TestBackend;
@@ -170,6 +172,107 @@ pub fn engines_follow_every_policy<T: TestBackend>() {
     check(&case, "rounds", &rounds);
 }
 
+/// What an engine records in place of what it was asked for.
+#[derive(Clone, Copy, Debug)]
+enum Other {
+    /// A step that holds nothing back, or that the runner's policy does not go with.
+    Options(StepOptions),
+    /// A step into rows that the runner does not grow.
+    Rows,
+    /// A step of another group.
+    Group,
+}
+
+/// An engine that records another step than it was asked for, and can launch it.
+struct Stubborn<T: TestBackend> {
+    engine: Engine<T>,
+    group: graph_ep::ExpertParallel<T::Backend>,
+    other: Other,
+    rows: RowSet<T::Backend>,
+}
+
+impl<T: TestBackend> EngineGraph<T::Backend> for Stubborn<T> {
+    fn capture(
+        &mut self,
+        spec: &StepSpec<'_, T::Backend>,
+    ) -> Result<EmbeddedStep<T::Backend>, BodyError> {
+        let (group, program) = (&self.group, &self.engine.program);
+        let (options, rows) = match self.other {
+            Other::Options(options) => (options, group.rows()),
+            Other::Rows => (*spec.options(), &self.rows),
+            Other::Group => (*spec.options(), group.rows()),
+        };
+        let into_others = matches!(self.other, Other::Rows);
+        let handle = Handle::new(group.dispatcher(), rows)?;
+        let received = rows.add("rows of another set", program.case.row_bytes())?;
+        let body = |step: &mut Step<'static, T::Backend>| match into_others {
+            true => {
+                let layer = &program.layers[0];
+                let (tokens, ids) = (layer.tokens.slice(), TopKIds::I32(layer.ids.slice()));
+                let count = TokenCount::Fixed(program.own_tokens);
+                let dispatch = Dispatch::new(tokens, count, ids, &received, &handle);
+                Ok(program.lane(0)?.dispatch(step, &dispatch)?)
+            }
+            false => program.queue(step),
+        };
+        let record =
+            |stream: &_| EmbeddedStep::record(group.dispatcher(), stream, options, &[rows], body);
+        self.engine.graphs.capture(record).map_err(|(error, _)| error.into())
+    }
+
+    fn launch(&mut self) -> Result<(), BodyError> {
+        self.engine.launch()
+    }
+
+    fn discard(&mut self) {
+        self.engine.discard();
+    }
+}
+
+/// What an engine captures has to be what it was asked for: a step that would not hold back those behind it,
+/// or that the runner cannot grow, is refused before it is launched, and dropped.
+pub fn captures_of_another_step_are_refused<T: TestBackend>() {
+    let case = Case::new(2);
+    let plain = StepOptions::new();
+    let holding = plain.hold_on_overflow(true);
+    for (other, part) in [
+        (Other::Options(plain), "hold_on_overflow"),
+        (Other::Options(holding.shaping(RowShaping::DeviceCounted)), "shaping"),
+        (Other::Options(holding.mode(StepMode::Rounds)), "mode"),
+        (Other::Rows, "row set"),
+        (Other::Group, "dispatcher"),
+    ] {
+        T::on_ranks(2, |env| {
+            let rig = Rig::<T>::new(env, &case);
+            let group = &rig.group;
+            let stranger =
+                TokenDispatcher::new(group.context(), group.dispatcher().config().clone());
+            let stranger = stranger.expect("a second dispatcher");
+            let rows =
+                RowSet::new(group.context(), group.stream(), "other rows", 40, 40).expect("memory");
+            let engine = Engine::of(&rig);
+            let asked = Arc::clone(&engine.asked);
+            let engine = Box::new(Stubborn { engine, group: group.clone(), other, rows });
+            // The step of another group is the runner's that runs for a stranger.
+            let of = if matches!(other, Other::Group) { &stranger } else { group.dispatcher() };
+            let settings = RecoverySettings::new();
+            let (stream, rows) = (group.stream().clone(), group.rows().clone());
+            let mut runner =
+                StepRunner::for_engine(of, stream, rows, settings, engine).expect("in range");
+            rig.write(0);
+            match runner.launch() {
+                Err(OverflowError::Capture(CaptureError::Dispatch(DispatchError::Order {
+                    reason,
+                    ..
+                }))) => assert!(reason.contains(part), "{part:?} is not in {reason:?}"),
+                other => panic!("{part}: {other:?}"),
+            }
+            assert!(runner.embedded().is_none());
+            assert_eq!(*asked.lock().expect("no panic"), [Asked::Discard]);
+        });
+    }
+}
+
 /// An engine whose capture of this number fails.
 #[derive(Debug)]
 struct FailsOnce<T: TestBackend> {
@@ -177,11 +280,11 @@ struct FailsOnce<T: TestBackend> {
     at: Option<u32>,
 }
 
-impl<T: TestBackend> graph_ep::EngineGraph<T::Backend> for FailsOnce<T> {
+impl<T: TestBackend> EngineGraph<T::Backend> for FailsOnce<T> {
     fn capture(
         &mut self,
-        spec: &graph_ep::StepSpec<'_, T::Backend>,
-    ) -> Result<graph_ep::EmbeddedStep<T::Backend>, graph_ep::BodyError> {
+        spec: &StepSpec<'_, T::Backend>,
+    ) -> Result<EmbeddedStep<T::Backend>, BodyError> {
         self.at = self.at.map(|captures| captures.saturating_sub(1));
         if self.at == Some(0) {
             self.at = None;
@@ -190,7 +293,7 @@ impl<T: TestBackend> graph_ep::EngineGraph<T::Backend> for FailsOnce<T> {
         self.engine.capture(spec)
     }
 
-    fn launch(&mut self) -> Result<(), graph_ep::BodyError> {
+    fn launch(&mut self) -> Result<(), BodyError> {
         self.engine.launch()
     }
 

@@ -65,6 +65,16 @@ impl StepOptions {
         self.shaping
     }
 
+    /// The first option that differs from that of `other`, named by its setter.
+    pub fn differs(&self, other: &Self) -> Option<&'static str> {
+        let same = [
+            ("mode", self.mode == other.mode),
+            ("shaping", self.shaping == other.shaping),
+            ("hold_on_overflow", self.hold == other.hold),
+        ];
+        same.into_iter().find_map(|(option, same)| (!same).then_some(option))
+    }
+
     /// Whether steps behind an over-budget one drain, moving nothing on any rank, until
     /// [`TokenDispatcher::resume`](crate::TokenDispatcher::resume): so that it can be replayed before them.
     #[must_use]
