@@ -32,8 +32,12 @@ impl EmbedOptions {
         self
     }
 
-    fn check<B: Backend>(&self, dispatcher: &TokenDispatcher<B>) -> Result<(), CaptureError> {
-        Step::check_recordable(dispatcher, &self.step)?;
+    fn check<B: Backend>(
+        &self,
+        dispatcher: &TokenDispatcher<B>,
+        sets: &[&RowSet<B>],
+    ) -> Result<(), CaptureError> {
+        Step::check_embeddable(dispatcher, &self.step, sets)?;
         if self.in_child_graph && self.step.mode_of_step() == StepMode::Rounds {
             return Err(order(
                 dispatcher,
@@ -116,7 +120,7 @@ impl<B: Backend> EmbeddedStep<B> {
         body: impl FnOnce(&mut Step<'static, B>) -> Result<(), BodyError>,
     ) -> Result<Self, CaptureError> {
         let options = options.into();
-        options.check(dispatcher)?;
+        options.check(dispatcher, sets)?;
         piece(dispatcher, stream, |queue| {
             let mut step = Step::begin_embedded(dispatcher, queue, options.step, sets)?;
             run(dispatcher, &mut step, body)?;
@@ -143,7 +147,7 @@ impl<B: Backend> EmbeddedStep<B> {
         body: impl FnOnce(&mut Step<'static, B>) -> Result<(), BodyError>,
     ) -> Result<StepPieces<B>, CaptureError> {
         let options = options.into();
-        options.check(dispatcher)?;
+        options.check(dispatcher, sets)?;
         let step = piece(dispatcher, stream, |queue| {
             let mut step = Step::begin_embedded(dispatcher, queue, options.step, sets)?;
             run(dispatcher, &mut step, body)?;

@@ -21,6 +21,9 @@ mod options;
 use branches::Branches;
 pub use options::{RowShaping, StepMode, StepOptions};
 
+/// What a step in a graph of others is called in errors.
+const EMBEDDED: &str = "embedded step";
+
 /// A step that is being queued or recorded. [`Step::finish`] ends it; merely dropped, it leaves a
 /// queue without the end of the step, which is for failures only.
 pub struct Step<'a, B: Backend> {
@@ -137,29 +140,17 @@ impl<'a, B: Backend> Step<'a, B> {
     ///
     /// # Errors
     ///
-    /// As for [`Step::begin`]; [`DispatchError::Order`] on a queue that does not record;
-    /// [`DispatchError::Argument`] for more sets than [`MAX_CHECKED_SETS`].
+    /// As for [`Step::check_embeddable`]; [`DispatchError::Order`] on a queue that does not record.
     pub fn begin_embedded(
         dispatcher: &TokenDispatcher<B>,
         queue: Queue<'a, B>,
         options: StepOptions,
         sets: &[&RowSet<B>],
     ) -> Result<Self, DispatchError> {
-        const OP: &str = "embedded step";
-        let rank = dispatcher.rank();
-        Self::check_recordable(dispatcher, &options)?;
+        Self::check_embeddable(dispatcher, &options, sets)?;
         if !queue.is_recording() {
-            let reason = "the stream does not record".to_owned();
-            return Err(DispatchError::Order { operation: OP, rank, reason });
-        }
-        if sets.len() > MAX_CHECKED_SETS {
-            return Err(DispatchError::Argument {
-                operation: OP,
-                rank,
-                argument: "number of row sets",
-                value: sets.len().to_string(),
-                limit: format!("at most {MAX_CHECKED_SETS}"),
-            });
+            let (rank, reason) = (dispatcher.rank(), "the stream does not record".to_owned());
+            return Err(DispatchError::Order { operation: EMBEDDED, rank, reason });
         }
         let mut step = Self::new(dispatcher, queue, options);
         step.checks_itself = options.shaping == RowShaping::Capacity;
@@ -188,6 +179,30 @@ impl<'a, B: Backend> Step<'a, B> {
             reason: "the host looks at every dispatch, which a recording cannot hold; record a \
                      static step"
                 .to_owned(),
+        })
+    }
+
+    /// Fails for a step that cannot be embedded into a graph of others, before anything of it is recorded.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Step::check_recordable`]; [`DispatchError::Argument`] for more `sets` than
+    /// [`MAX_CHECKED_SETS`] in a step that is shaped by their capacity.
+    pub fn check_embeddable(
+        dispatcher: &TokenDispatcher<B>,
+        options: &StepOptions,
+        sets: &[&RowSet<B>],
+    ) -> Result<(), DispatchError> {
+        Self::check_recordable(dispatcher, options)?;
+        if options.shaping == RowShaping::DeviceCounted || sets.len() <= MAX_CHECKED_SETS {
+            return Ok(());
+        }
+        Err(DispatchError::Argument {
+            operation: EMBEDDED,
+            rank: dispatcher.rank(),
+            argument: "number of row sets",
+            value: sets.len().to_string(),
+            limit: format!("at most {MAX_CHECKED_SETS}"),
         })
     }
 

@@ -333,16 +333,29 @@ pub fn what_cannot_be_embedded_is_refused<T: TestBackend>() {
             })
             .expect("the capture was not harmed");
         let sets: Vec<&RowSet<T::Backend>> = vec![rows; 5];
-        for (sets, part) in [(&sets[..0], "not named"), (&sets[..], "number of row sets")] {
-            let (error, ended) = others
-                .capture(|stream| {
-                    let options = StepOptions::new();
-                    EmbeddedStep::record(dispatcher, stream, options, sets, rig.body())
-                })
-                .expect_err("refused");
-            says(Err(error), part);
-            assert!(matches!(ended, Err(BackendError::Recording { .. })), "{ended:?}");
-        }
+        // Sets are counted before anything is recorded, where a step is shaped by their capacity.
+        others
+            .capture(|stream| {
+                let options = StepOptions::new();
+                let whole = EmbeddedStep::record(dispatcher, stream, options, &sets, rig.body());
+                says(whole, "number of row sets");
+                let begun = EmbeddedStep::begin(dispatcher, stream, options, &sets, |_| Ok(()));
+                assert!(begun.is_err_and(|error| error.to_string().contains("number of row sets")));
+                Ok::<(), CaptureError>(())
+            })
+            .expect("the capture was not harmed");
+        let counted = StepOptions::new().shaping(RowShaping::DeviceCounted);
+        others
+            .capture(|stream| EmbeddedStep::record(dispatcher, stream, counted, &sets, rig.body()))
+            .expect("it looks at no shape");
+        let (error, ended) = others
+            .capture(|stream| {
+                let options = StepOptions::new();
+                EmbeddedStep::record(dispatcher, stream, options, &[], rig.body())
+            })
+            .expect_err("refused");
+        says(Err(error), "not named");
+        assert!(matches!(ended, Err(BackendError::Recording { .. })), "{ended:?}");
         rig.meet("all have captured");
         replay(&rig, &graphs, &embedded, 0)
     });
