@@ -192,6 +192,7 @@ macro_rules! conformance_suite {
                 growth_is_recorded_where_it_must_be,
                 adjustments_follow_the_simulation,
                 growth_stays_within_its_limit,
+                shrinking_gives_memory_back,
                 ranks_may_differ_in_capacity;
             refusal:
                 hooks_are_called_once_an_attempt,

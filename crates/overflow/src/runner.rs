@@ -60,6 +60,8 @@ pub struct StepRunner<B: Backend> {
     meeting: Option<Meeting>,
     source: Source<B>,
     flight: Flight,
+    /// Rows were given up whose memory is still there.
+    trim_due: bool,
     hooks: Box<dyn RecoveryHooks>,
 }
 
@@ -149,6 +151,7 @@ impl<B: Backend> StepRunner<B> {
             meeting: (loops && dispatcher.shares_devices()).then(|| Meeting::new(rank)),
             source,
             flight: Flight::default(),
+            trim_due: false,
             hooks: Box::new(NoHooks),
         })
     }
@@ -232,6 +235,7 @@ impl<B: Backend> StepRunner<B> {
         }
         let mut tally = Tally::default();
         self.launch_held(&mut tally)?;
+        self.trim();
         let capacity_before = self.rows.capacity();
         self.make_current(&mut tally)?;
         let backend = self.dispatcher.context().backend().clone();
@@ -444,17 +448,26 @@ impl<B: Backend> StepRunner<B> {
         unsafe { growth.commit(&direct) }?;
         tally.times.growing += started.elapsed();
         tally.growths += u32::from(wanted > capacity);
-        if self.shaped_by_capacity() {
+        let shrunk = wanted < capacity;
+        // A graph that counts on the device stays valid, but holds views of the rows that are given up.
+        if shrunk || self.shaped_by_capacity() {
             self.source.discard();
         }
-        if wanted < capacity {
-            // Queued work may still hold views of the rows for a moment; memory comes back when none
-            // does, at the latest at the next change.
-            if let Err(error) = self.rows.trim() {
-                tracing::debug!(%error, "rows stay mapped for now");
-            }
-        }
+        self.trim_due |= shrunk;
+        self.trim();
         Ok(())
+    }
+
+    /// Gives the memory of rows back that a shrink has left, if no graph of this runner holds views of
+    /// them. Queued work and others may hold some yet: then it is tried again before the next recording.
+    fn trim(&mut self) {
+        if !self.trim_due || self.source.is_recorded() {
+            return;
+        }
+        match self.rows.trim() {
+            Ok(()) => self.trim_due = false,
+            Err(error) => tracing::debug!(%error, "rows stay mapped for now"),
+        }
     }
 
     fn own_required(&self, record: &StepRecord) -> u32 {

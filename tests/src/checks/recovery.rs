@@ -3,10 +3,11 @@
 use std::num::NonZeroU32;
 
 use graph_ep::overflow::{Simulation, SimulationOutcome};
-use graph_ep::{Adjustments, GrowthPolicy, RecoverySettings, RowShaping};
+use graph_ep::{Adjustments, Backend, DType, GrowthPolicy, Outcome, RecoverySettings, RowShaping};
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};
+use crate::inputs::{Inputs, Rows};
 use crate::oracle::StepOracle;
 use crate::outcome::{Ended, Ran, by_step};
 use crate::rig::Rig;
@@ -197,6 +198,53 @@ pub fn ranks_may_differ_in_capacity<T: TestBackend>() {
             StepOracle::new(&case, step, None).check_outputs(&what, &runs);
             let verdicts: Vec<_> = ranks.iter().map(|ran| ran.ended).collect();
             assert!(verdicts.iter().all(|ended| *ended == verdicts[0]), "{what}: {verdicts:?}");
+        }
+    }
+}
+
+/// Memory of rows that were given up in a shrink comes back before the next step is recorded, though somebody
+/// held a view of them when they were, and whatever graphs are shaped by.
+pub fn shrinking_gives_memory_back<T: TestBackend>() {
+    // Eight rows of four-byte values fill a page, so that any growth needs another.
+    let (dtype, hidden) = (DType::Fp32, T::PAGE_BYTES / (8 * 4));
+    let case = Case { dtype, hidden, tokens: vec![2; 2], alignment: 8, top_k: 3, ..Case::new(2) }
+        .capacity(8);
+    let nothing = Inputs::of(
+        &case,
+        Rows::Values(vec![1.0; 2 * hidden]),
+        vec![-1; 2 * case.top_k],
+        vec![1.0; 2 * case.top_k],
+    );
+    for shaping in [RowShaping::Capacity, RowShaping::DeviceCounted] {
+        for held in [false, true] {
+            T::on_ranks(2, |env| {
+                let at = format!("{shaping:?}, a view is held: {held}");
+                let rig = Rig::<T>::new(env, &case);
+                let used = || rig.group.context().account().used();
+                let adjustments =
+                    Adjustments { shrink_after: NonZeroU32::new(1), ..Adjustments::default() };
+                let settings = RecoverySettings::new()
+                    .growth(GrowthPolicy::headroom())
+                    .adjustments(adjustments)
+                    .shaping(shaping);
+                let mut runner = rig.runner(settings).expect("in range");
+                let before = used();
+                let grown = rig.step(&mut runner, 0).expect("it recovers");
+                assert!(grown.growths == 1 && used() > before, "{at}: {grown:?}");
+                let view = held.then(|| rig.layer(0).rows.slice());
+                rig.write_layer(0, &nothing);
+                let shrunk = runner.run().expect("nothing is sent");
+                assert_eq!(shrunk.capacity_after, 0, "{at}");
+                drop(view);
+                // What ran has let go of its rows when the stream has.
+                let backend = rig.group.context().backend();
+                backend.synchronize(rig.group.stream()).expect("the stream is alive");
+                rig.meet("all have shrunk");
+                let next = runner.run().expect("nothing is sent");
+                assert_eq!((next.outcome, next.recordings), (Outcome::Clean, 1), "{at}");
+                assert!(used() < before, "{at}: {} bytes of {before} are used", used());
+                assert_eq!(runner.run().expect("nothing is sent").recordings, 0, "{at}");
+            });
         }
     }
 }

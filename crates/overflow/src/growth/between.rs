@@ -25,7 +25,9 @@ pub struct Adjustments {
     /// [`Adjustments::SHRINK_HEADROOM`], was below capacity.
     ///
     /// Capacity then becomes that headroom over the peak of those steps. A step that overflowed, or
-    /// after which capacity grew, begins the count again, and so does a shrink.
+    /// after which capacity grew, begins the count again, and so does a shrink. A shrink has the next step
+    /// recorded again, whatever it is [shaped by](token_dispatch::RowShaping), since its graph holds the rows
+    /// that are given up.
     pub shrink_after: Option<NonZeroU32>,
     /// Shrinking never goes below this many rows, and under
     /// [`OverflowPolicy::Rounds`](crate::OverflowPolicy::Rounds) not below what one token may need.
