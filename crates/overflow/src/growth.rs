@@ -8,7 +8,7 @@
 //!
 //! - **A step overflowed.** The [`GrowthPolicy`] says what capacity each rank takes before the step
 //!   is replayed. It may [refuse](GrowthRefusal), and then nobody replays.
-//! - **Between steps.** [`BetweenSteps`] may grow ahead of need, or shrink what has long been too
+//! - **Between steps.** `BetweenSteps` may grow ahead of need, or shrink what has long been too
 //!   large. Shrinking is off unless asked for, and so is growing ahead unless the policy does it by
 //!   itself; neither can fail.
 //!
@@ -23,10 +23,11 @@ mod policy;
 mod recorded;
 mod simulation;
 
-pub use between::{Adjustments, BetweenSteps, StepSummary};
-pub use peaks::Peaks;
-pub use policy::{GrowthInput, GrowthPolicy, GrowthRefusal};
-pub use simulation::{Outcome, Simulation};
+pub use between::Adjustments;
+pub(crate) use between::{BetweenSteps, EndedStep};
+pub(crate) use policy::GrowthInput;
+pub use policy::{GrowthPolicy, GrowthRefusal};
+pub use simulation::{Simulation, SimulationOutcome};
 
 /// A setting that makes no policy, or input that makes no simulation.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -21,8 +21,7 @@ pub use agreement::Refusal;
 pub use engine::{EngineGraph, StepSpec};
 pub use error::OverflowError;
 pub use growth::{
-    Adjustments, BetweenSteps, GrowthError, GrowthInput, GrowthPolicy, GrowthRefusal,
-    Outcome as SimulationOutcome, Peaks, Simulation, StepSummary,
+    Adjustments, GrowthError, GrowthPolicy, GrowthRefusal, Simulation, SimulationOutcome,
 };
 pub use hooks::{NoHooks, RecoveryHooks};
 pub use policy::{OverflowPolicy, RecoverySettings};

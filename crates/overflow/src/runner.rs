@@ -9,7 +9,7 @@ use token_dispatch::{DispatchError, Step, StepMode, StepOptions, StepRecord, Tok
 
 use crate::engine::{EngineGraph, StepSpec};
 use crate::error::OverflowError;
-use crate::growth::{BetweenSteps, StepSummary};
+use crate::growth::{BetweenSteps, EndedStep};
 use crate::hooks::{NoHooks, RecoveryHooks};
 use crate::policy::{OverflowPolicy, RecoverySettings};
 use crate::report::{Outcome, StepReport, StepTimes};
@@ -423,7 +423,7 @@ impl<B: Backend> StepRunner<B> {
         let limit_rows = self.limit();
         let wanted = match &mut self.meeting {
             Some(meeting) => meeting.follow(capacity, kept, overflowed, alignment),
-            None => self.between.after_step(StepSummary {
+            None => self.between.after_step(EndedStep {
                 own_capacity: capacity,
                 required: &kept.required,
                 overflowed: overflowed || kept.peak() > capacity,

@@ -15,9 +15,9 @@ pub struct Adjustments {
     ///
     /// The requirement is that of the step just ended: the rank's own, or under headroom growth that
     /// of the most loaded rank, since there all ranks have the same capacity for the same reason.
-    /// Under adaptive growth it is that of the most loaded rank too, as far as the
-    /// [level](super::Peaks::level) lets it count; and none means
-    /// [`GrowthPolicy::AHEAD`](super::GrowthPolicy::AHEAD) there.
+    /// Under adaptive growth it is that of the most loaded rank too, but of one that exceeds all others by
+    /// far only as much as [`GrowthPolicy::OUTLIER`](super::GrowthPolicy::OUTLIER) times the largest of those;
+    /// and none means [`GrowthPolicy::AHEAD`](super::GrowthPolicy::AHEAD) there.
     /// Capacity then covers `ceil(requirement · factor)` and whatever the growth policy would take.
     /// An earlier step needs no remembering: had it come as near, it would have grown capacity then.
     pub look_ahead: Option<f64>,
@@ -59,23 +59,23 @@ impl Adjustments {
 
 /// One step, as one rank sees it when it has ended and any overflow has been recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StepSummary<'r> {
+pub(crate) struct EndedStep<'r> {
     /// The capacity that this rank has now.
-    pub own_capacity: u32,
+    pub(crate) own_capacity: u32,
     /// What the step required of each rank.
-    pub required: &'r [u32],
+    pub(crate) required: &'r [u32],
     /// Whether the step overflowed on any rank before it was recovered.
-    pub overflowed: bool,
+    pub(crate) overflowed: bool,
     /// The alignment of an expert's rows, a power of two; zero counts as one.
-    pub alignment: u32,
+    pub(crate) alignment: u32,
     /// The most rows that this rank may have.
-    pub limit_rows: u32,
+    pub(crate) limit_rows: u32,
 }
 
 /// What one rank remembers of the steps so far: fed one step after another, it says what to expect,
 /// and what [`Adjustments`] make of the capacity for the next.
 #[derive(Debug, Clone)]
-pub struct BetweenSteps {
+pub(crate) struct BetweenSteps {
     policy: GrowthPolicy,
     adjustments: Adjustments,
     look_ahead: Option<f64>,
@@ -93,7 +93,7 @@ impl BetweenSteps {
     ///
     /// # Errors
     /// [`GrowthError::Factor`] if policy or adjustments do not validate.
-    pub fn new(
+    pub(crate) fn new(
         policy: GrowthPolicy,
         adjustments: Adjustments,
         rank: usize,
@@ -114,17 +114,17 @@ impl BetweenSteps {
     /// The same without what the policy does by itself between steps: for steps that are not replayed
     /// when they overflow.
     #[must_use]
-    pub fn only_as_asked(self) -> Self {
+    pub(crate) fn only_as_asked(self) -> Self {
         Self { look_ahead: self.adjustments.look_ahead, ..self }
     }
 
     /// Notes what a run of a step required of each rank, before capacity grows for it.
-    pub fn note(&mut self, required: &[u32]) {
+    pub(crate) fn note(&mut self, required: &[u32]) {
         self.peaks.note(required);
     }
 
     /// What the rank has to [expect](Peaks::expected) by what was noted.
-    pub fn expected(&self) -> u32 {
+    pub(crate) fn expected(&self) -> u32 {
         self.peaks.expected(self.rank)
     }
 
@@ -132,7 +132,7 @@ impl BetweenSteps {
     ///
     /// Never less than the step required. Growing ahead goes as far as the limit, rounded down to the
     /// alignment, lets it; nothing refuses, since nothing has overflowed.
-    pub fn after_step(&mut self, step: StepSummary<'_>) -> u32 {
+    pub(crate) fn after_step(&mut self, step: EndedStep<'_>) -> u32 {
         self.note(step.required);
         let ahead = self.grown_ahead(step);
         if ahead > step.own_capacity {
@@ -142,7 +142,7 @@ impl BetweenSteps {
         self.shrunk(step)
     }
 
-    fn grown_ahead(&self, step: StepSummary<'_>) -> u32 {
+    fn grown_ahead(&self, step: EndedStep<'_>) -> u32 {
         let Some(factor) = self.look_ahead else {
             return step.own_capacity;
         };
@@ -169,7 +169,7 @@ impl BetweenSteps {
         clamp(self.policy.wish(input), step.own_capacity, input.most())
     }
 
-    fn shrunk(&mut self, step: StepSummary<'_>) -> u32 {
+    fn shrunk(&mut self, step: EndedStep<'_>) -> u32 {
         let Some(after) = self.adjustments.shrink_after else {
             return step.own_capacity;
         };
@@ -207,14 +207,8 @@ mod tests {
     use super::*;
 
     /// A step that did not overflow, and no limit that matters.
-    fn step(own_capacity: u32, required: &[u32]) -> StepSummary<'_> {
-        StepSummary {
-            own_capacity,
-            required,
-            overflowed: false,
-            alignment: 16,
-            limit_rows: 100_000,
-        }
+    fn step(own_capacity: u32, required: &[u32]) -> EndedStep<'_> {
+        EndedStep { own_capacity, required, overflowed: false, alignment: 16, limit_rows: 100_000 }
     }
 
     fn look_ahead(policy: GrowthPolicy, factor: f64) -> BetweenSteps {
@@ -295,9 +289,9 @@ mod tests {
 
     #[test]
     fn looking_ahead_stops_at_the_limit() {
-        let limited = StepSummary { limit_rows: 1015, ..step(1000, &[992]) };
+        let limited = EndedStep { limit_rows: 1015, ..step(1000, &[992]) };
         assert_eq!(look_ahead(GrowthPolicy::Exact, 1.25).after_step(limited), 1008);
-        let limited = StepSummary { limit_rows: 500, ..step(1000, &[992]) };
+        let limited = EndedStep { limit_rows: 500, ..step(1000, &[992]) };
         assert_eq!(look_ahead(GrowthPolicy::Exact, 1.25).after_step(limited), 1000);
     }
 
@@ -322,7 +316,7 @@ mod tests {
     fn an_overflowed_step_begins_the_count_again() {
         let mut between = shrink_after(2, 0);
         assert_eq!(between.after_step(step(1000, &[400])), 1000);
-        let recovered = StepSummary { overflowed: true, ..step(1000, &[400]) };
+        let recovered = EndedStep { overflowed: true, ..step(1000, &[400]) };
         assert_eq!(between.after_step(recovered), 1000);
         assert_eq!(between.after_step(step(1000, &[400])), 1000);
         assert_eq!(between.after_step(step(1000, &[400])), 480);
@@ -395,7 +389,7 @@ mod tests {
                 let overflowed = required > capacity;
                 capacity = capacity.max(required);
                 let required_of = [required];
-                let step = StepSummary { overflowed, limit_rows, ..step(capacity, &required_of) };
+                let step = EndedStep { overflowed, limit_rows, ..step(capacity, &required_of) };
                 let next = between.after_step(step);
                 prop_assert!(next >= required && next <= limit_rows);
                 prop_assert!(next == capacity || next.is_multiple_of(16));

@@ -1,5 +1,6 @@
 //! What ranks have been asked for so far, and what a rank has to expect from that.
 
+use super::policy::GrowthPolicy;
 use super::scaled;
 
 /// The most that each rank has been asked for, over the steps that were noted.
@@ -7,18 +8,14 @@ use super::scaled;
 /// All ranks hold the requirements of all ranks when a step has ended, so all of them have the same
 /// peaks, and expect the same, without asking each other.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Peaks {
+pub(super) struct Peaks {
     of_ranks: Vec<u32>,
 }
 
 impl Peaks {
-    /// The largest peak counts for all ranks unless it exceeds the second largest by more than this
-    /// factor. Then its rank is an outlier, and may stay the only one.
-    pub const OUTLIER: f64 = 1.25;
-
     /// Notes what a run of a step required of each rank. Allocates when it sees a rank for the first
     /// time. To note a step twice makes no difference.
-    pub fn note(&mut self, required: &[u32]) {
+    pub(super) fn note(&mut self, required: &[u32]) {
         if self.of_ranks.len() < required.len() {
             self.of_ranks.resize(required.len(), 0);
         }
@@ -28,7 +25,7 @@ impl Peaks {
     }
 
     /// Forgets everything but how many ranks there are.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.of_ranks.fill(0);
     }
 
@@ -38,32 +35,32 @@ impl Peaks {
     }
 
     /// The peak of a rank; zero if nothing was noted of it.
-    pub fn of(&self, rank: usize) -> u32 {
+    pub(super) fn of(&self, rank: usize) -> u32 {
         self.of_ranks.get(rank).copied().unwrap_or(0)
     }
 
     /// The largest of all.
-    pub fn largest(&self) -> u32 {
+    pub(super) fn largest(&self) -> u32 {
         self.of_ranks.iter().copied().max().unwrap_or(0)
     }
 
     /// What any rank may come to need: the largest peak, or
-    /// [`OUTLIER`](Self::OUTLIER) times the second largest if that is less.
+    /// [`OUTLIER`](GrowthPolicy::OUTLIER) times the second largest if that is less.
     ///
     /// Load that has been on two ranks will be on a third; load that has been on one alone may be
     /// there to stay, as where one rank holds the experts that everybody likes.
-    pub fn level(&self) -> u32 {
+    pub(super) fn level(&self) -> u32 {
         let (first, second) = self.of_ranks.iter().fold((0, 0), |(first, second), &peak| {
             if peak > first { (peak, first) } else { (first, second.max(peak)) }
         });
         if self.of_ranks.len() < 2 {
             return first;
         }
-        u32::try_from(scaled(Self::OUTLIER, second)).unwrap_or(u32::MAX).min(first)
+        u32::try_from(scaled(GrowthPolicy::OUTLIER, second)).unwrap_or(u32::MAX).min(first)
     }
 
     /// What `rank` has to expect: its own peak, or the level if that is more.
-    pub fn expected(&self, rank: usize) -> u32 {
+    pub(super) fn expected(&self, rank: usize) -> u32 {
         self.of(rank).max(self.level())
     }
 }

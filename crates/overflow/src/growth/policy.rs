@@ -29,9 +29,9 @@ pub enum GrowthPolicy {
         /// At least 1.
         factor: f64,
     },
-    /// **All** ranks to `ceil(factor · expected)`, where a rank [expects](super::Peaks::expected)
-    /// what it has been asked for itself so far, and what two ranks have: one that exceeds all
-    /// others by more than [`Peaks::OUTLIER`](super::Peaks::OUTLIER) grows alone.
+    /// **All** ranks to `ceil(factor · expected)`, where a rank expects what it has been asked for itself
+    /// so far, and what two ranks have: one that exceeds all others by more than [`GrowthPolicy::OUTLIER`]
+    /// grows alone.
     ///
     /// It looks ahead by itself: between steps it grows in the same way once a requirement times
     /// [`GrowthPolicy::AHEAD`] exceeds the capacity, unless another factor was asked for.
@@ -46,6 +46,9 @@ impl GrowthPolicy {
     pub const HEADROOM: f64 = 1.2;
     /// The factor by which adaptive growth looks ahead.
     pub const AHEAD: f64 = 1.05;
+    /// In adaptive growth the largest peak counts for all ranks unless it exceeds the second largest by more
+    /// than this factor. Then its rank is an outlier, and may stay the only one.
+    pub const OUTLIER: f64 = 1.25;
     /// The factor of geometric growth unless another is given.
     pub const GEOMETRIC: f64 = 2.0;
     /// The least factor of geometric growth. It bounds the multiplications that a requirement can
@@ -100,7 +103,7 @@ impl GrowthPolicy {
     /// # Errors
     /// [`GrowthRefusal`] if the rank overflowed and its requirement itself exceeds `most`. A rank that
     /// did not overflow never refuses.
-    pub fn next_capacity(&self, input: GrowthInput) -> Result<u32, GrowthRefusal> {
+    pub(crate) fn next_capacity(&self, input: GrowthInput) -> Result<u32, GrowthRefusal> {
         if input.over && input.own_required > input.most() {
             return Err(GrowthRefusal {
                 required: input.own_required,
@@ -158,22 +161,22 @@ fn multiplied(capacity: u32, factor: f64, required: u64) -> u64 {
 
 /// What one rank knows when a step overflowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GrowthInput {
+pub(crate) struct GrowthInput {
     /// The capacity that the step ran with on this rank.
-    pub own_capacity: u32,
+    pub(crate) own_capacity: u32,
     /// What the step required of this rank.
-    pub own_required: u32,
+    pub(crate) own_required: u32,
     /// The most that the step required of any rank.
-    pub global_peak_required: u32,
+    pub(crate) global_peak_required: u32,
     /// What this rank has to [expect](super::Peaks::expected) by the peaks of all ranks so far, those
     /// of the step included. Only adaptive growth asks.
-    pub expected: u32,
+    pub(crate) expected: u32,
     /// Whether this rank overflowed.
-    pub over: bool,
+    pub(crate) over: bool,
     /// The alignment of an expert's rows, a power of two; zero counts as one.
-    pub alignment: u32,
+    pub(crate) alignment: u32,
     /// The most rows that this rank may have.
-    pub limit_rows: u32,
+    pub(crate) limit_rows: u32,
 }
 
 impl GrowthInput {

@@ -5,7 +5,7 @@
 //! by the steps it replays and the rows it reserves.
 
 use super::GrowthError;
-use super::between::{Adjustments, BetweenSteps, StepSummary};
+use super::between::{Adjustments, BetweenSteps, EndedStep};
 use super::policy::{GrowthInput, GrowthPolicy};
 
 /// The settings of a simulated group; all ranks share them.
@@ -25,7 +25,7 @@ pub struct Simulation {
 
 /// What happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SimulationOutcome {
     /// Positions of the steps in which any rank required more than its capacity.
     pub overflowed_steps: Vec<usize>,
     /// Steps launched again. One for each overflowed step: requirements do not depend on what was
@@ -50,25 +50,25 @@ pub struct Outcome {
 impl Simulation {
     /// Runs the steps: `required[step][rank]`, each the requirement of that rank's worst layer.
     ///
-    /// A step overflows if any rank requires more than its capacity. Then every rank takes the
-    /// [`next_capacity`](GrowthPolicy::next_capacity) of the policy, and the step is launched again.
-    /// After every step, the last included, capacities are adjusted as [`BetweenSteps`] says.
+    /// A step overflows if any rank requires more than its capacity. Then every rank takes the capacity
+    /// that the policy says, and the step is launched again. After every step, the last included,
+    /// capacities are adjusted as [`Adjustments`] and the policy say.
     ///
     /// # Errors
     /// [`GrowthError::Factor`] if a setting does not validate, [`GrowthError::RankCount`] if steps
     /// differ in ranks, and [`GrowthError::Refused`], for the first rank in the first step that
     /// cannot grow as far as it must.
-    pub fn run(&self, required: &[Vec<u32>]) -> Result<Outcome, GrowthError> {
+    pub fn run(&self, required: &[Vec<u32>]) -> Result<SimulationOutcome, GrowthError> {
         let ranks = required.first().map_or(0, Vec::len);
         let mut between = (0..ranks)
             .map(|rank| BetweenSteps::new(self.policy, self.adjustments, rank))
             .collect::<Result<Vec<_>, _>>()?;
         let mut capacity = vec![self.initial_capacity; ranks];
-        let mut outcome = Outcome {
+        let mut outcome = SimulationOutcome {
             growths: vec![0; ranks],
             shrinks: vec![0; ranks],
             peak_required: vec![0; ranks],
-            ..Outcome::default()
+            ..SimulationOutcome::default()
         };
         outcome.note(&capacity, &capacity);
 
@@ -100,7 +100,7 @@ impl Simulation {
                 .iter_mut()
                 .enumerate()
                 .map(|(rank, between)| {
-                    between.after_step(StepSummary {
+                    between.after_step(EndedStep {
                         own_capacity: capacity[rank],
                         required,
                         overflowed,
@@ -140,7 +140,7 @@ impl Simulation {
     }
 }
 
-impl Outcome {
+impl SimulationOutcome {
     /// Growths of all ranks together.
     pub fn total_growths(&self) -> usize {
         self.growths.iter().sum()
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    fn on_the_recording(policy: GrowthPolicy, adjustments: Adjustments) -> Outcome {
+    fn on_the_recording(policy: GrowthPolicy, adjustments: Adjustments) -> SimulationOutcome {
         let initial_capacity = INITIAL_CAPACITY;
         let simulation = Simulation { initial_capacity, adjustments, ..simulation(policy) };
         simulation.run(&required()).unwrap()
@@ -233,7 +233,7 @@ mod tests {
             limited.run(&[vec![16, 48], vec![16]]),
             Err(GrowthError::RankCount { step: 1, found: 1, expected: 2 })
         );
-        assert_eq!(limited.run(&[]).unwrap(), Outcome::default());
+        assert_eq!(limited.run(&[]).unwrap(), SimulationOutcome::default());
     }
 
     #[test]

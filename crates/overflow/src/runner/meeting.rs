@@ -15,7 +15,7 @@ use token_dispatch::StepRecord;
 use super::{StepRunner, Tally};
 use crate::error::OverflowError;
 use crate::gather::gather;
-use crate::growth::{Adjustments, BetweenSteps, StepSummary};
+use crate::growth::{Adjustments, BetweenSteps, EndedStep};
 use crate::policy::RecoverySettings;
 
 const BEFORE: &str = "before a step is recorded";
@@ -75,7 +75,7 @@ impl Meeting {
     ) -> u32 {
         let mut own = capacity;
         for (rank, member) in self.members.iter_mut().enumerate() {
-            let wanted = member.between.after_step(StepSummary {
+            let wanted = member.between.after_step(EndedStep {
                 own_capacity: member.capacity,
                 required: &record.required,
                 overflowed: overflowed || record.peak() > member.capacity,
