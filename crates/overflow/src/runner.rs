@@ -3,26 +3,27 @@
 use std::fmt;
 use std::time::Instant;
 
-use ep_context::{Backend, Phase, Queue, RowSet};
+use ep_context::{Backend, RowSet};
 use graph_capture::{BodyError, EmbeddedStep, StepGraph};
 use token_dispatch::{DispatchError, Step, StepMode, StepOptions, StepRecord, TokenDispatcher};
 
 use crate::engine::{EngineGraph, StepSpec};
 use crate::error::OverflowError;
-use crate::growth::{BetweenSteps, EndedStep};
+use crate::growth::BetweenSteps;
 use crate::hooks::{NoHooks, RecoveryHooks};
 use crate::policy::{OverflowPolicy, RecoverySettings};
-use crate::report::{Outcome, StepReport, StepTimes};
+use crate::report::{StepReport, StepTimes};
 use crate::source::Source;
 
+mod eager;
 mod flight;
 mod meeting;
 mod recovery;
+mod settle;
 
 pub use flight::Launched;
 use flight::{Flight, InFlight};
 use meeting::Meeting;
-use recovery::Recovery;
 
 /// What a step does: queues its dispatches, experts and combines. Called once for every recording,
 /// and for every eager run.
@@ -262,224 +263,12 @@ impl<B: Backend> StepRunner<B> {
         number.is_none_or(|number| self.dispatcher.records().is_published(number))
     }
 
-    /// The second half of [`StepRunner::run`]: waits for the record, and recovers the step if it overflowed.
-    /// Every rank settles its steps in the order in which they were launched. Steps launched before this one
-    /// and not settled yet, as when their [`Launched`] was dropped, are settled first, and nobody is told
-    /// more of them than an error.
-    ///
-    /// Steps that moved nothing because they were launched behind one that overflows are launched again when
-    /// that has been recovered or refused, before this returns: in their order, and before any that is
-    /// launched later. All ranks meet for that. What keeps a rank from it is the error of the next call, which
-    /// tries again. Each finds what those before it left, and the inputs that lie in memory now.
-    ///
-    /// A step behind one that overflowed in another runner of the dispatcher is launched again too, when it is
-    /// settled. So with several runners steps are settled in the order in which all of them launched, and
-    /// none launches more before that is done.
-    ///
-    /// # Errors
-    ///
-    /// [`OverflowError::Overflow`] under [`OverflowPolicy::Fail`], [`OverflowError::Refused`] and
-    /// [`DispatchError::StaleGraph`] leave the group as it was, able to run the next step: steps in flight run,
-    /// on what the failed one left. [`DispatchError::Order`] for a step that is not in flight; for one that is
-    /// held back by a step of another runner, which has to be settled first, this one staying in flight; and
-    /// for one that was held back so while a later step was not. A fault ends the group. Where steps have to
-    /// be launched again, as for [`StepRunner::launch`].
-    pub fn settle(&mut self, launched: Launched) -> Result<StepReport, OverflowError> {
-        let Some(before) = self.flight.before(launched.step) else {
-            return Err(self.order(
-                "settle",
-                "the step was not launched by this runner, or was settled with a later one",
-            ));
-        };
-        for _ in 0..before {
-            let report = self.settle_oldest()?;
-            let (step, outcome) = (report.record.step, report.outcome);
-            tracing::warn!(step, ?outcome, "a step was settled with a later one");
-        }
-        self.settle_oldest()
-    }
-
-    fn settle_oldest(&mut self) -> Result<StepReport, OverflowError> {
-        let settled = self.settle_landed();
-        if let Err(OverflowError::Dispatch(DispatchError::StaleGraph { .. })) = settled {
-            self.go_on(&mut Tally::default());
-        }
-        settled
-    }
-
-    /// Launches again what is in flight behind a step that has been settled.
-    fn go_on(&mut self, tally: &mut Tally) {
-        if let Err(error) = self.launch_held(tally) {
-            tracing::warn!(%error, "steps in flight could not be launched again yet");
-        }
-    }
-
-    fn settle_landed(&mut self) -> Result<StepReport, OverflowError> {
-        let backend = self.dispatcher.context().backend().clone();
-        let calls_before = backend.blocking_calls();
-        let (step, first) = self.land()?;
-        let InFlight { capacity_before, mut blocking_calls, start, mut tally, .. } = step;
-        tally.times.first_run = start.elapsed();
-        blocking_calls += backend.blocking_calls() - calls_before;
-        let (mut kept, mut refused) = (first.clone(), None);
-        let outcome = match (first.first_over, self.settings.overflow) {
-            // Rounds leave nothing over.
-            (None, _) | (Some(_), OverflowPolicy::Rounds) => Outcome::Clean,
-            (Some(_), OverflowPolicy::Drop) => Outcome::Dropped,
-            (Some(_), OverflowPolicy::Fail) => Outcome::Failed,
-            (Some(_), OverflowPolicy::Recover) => match self.recover(&first, &mut tally)? {
-                Recovery::Done(record, outcome) => {
-                    kept = record;
-                    outcome
-                }
-                Recovery::Refused(rank, refusal) => {
-                    refused = Some((rank, refusal));
-                    Outcome::Failed
-                }
-            },
-        };
-        tally.times.total = start.elapsed();
-        self.go_on(&mut tally);
-        // After a refusal all is as it was.
-        if refused.is_none() {
-            self.adjust(&kept, first.overflowed(), &mut tally)?;
-        }
-        let report = StepReport {
-            outcome,
-            discarded: (kept != first).then_some(first),
-            record: kept,
-            capacity_before,
-            capacity_after: self.rows.capacity(),
-            growths: tally.growths,
-            recordings: tally.recordings,
-            recovered_rows: tally.recovered_rows,
-            blocking_calls,
-            times: tally.times,
-        };
-        match (outcome, refused) {
-            (_, Some((rank, refusal))) => {
-                Err(OverflowError::Refused { rank, refusal, report: Box::new(report) })
-            }
-            (Outcome::Failed, None) => Err(OverflowError::Overflow { report: Box::new(report) }),
-            _ => Ok(report),
-        }
-    }
-
-    /// Runs one step eagerly: nothing is recorded, and every dispatch waits for its count and takes
-    /// the rows it needs. Collective.
-    ///
-    /// # Errors
-    ///
-    /// [`OverflowError::Dispatch`] with [`DispatchError::EagerLimit`] when the rows exceed
-    /// [`RecoverySettings::eager_max_rows`], or what else a dispatch says, and [`OverflowError::Body`] with
-    /// whatever else the body fails with; each ends the group, and its other ranks are told at once.
-    /// [`DispatchError::Order`] if the engine does not run steps eagerly, or steps are in flight, which might
-    /// have to be launched again behind this one; nothing was queued then.
-    pub fn run_eager(&mut self) -> Result<StepReport, OverflowError> {
-        if let Some(reason) = self.source.refuses_eager() {
-            return Err(self.order("eager step", reason));
-        }
-        if self.flight.len() > 0 {
-            return Err(self.order("eager step", "steps are in flight; settle them first"));
-        }
-        // Any rank may grow on the way.
-        self.meeting.iter_mut().for_each(Meeting::call);
-        let mut tally = Tally::default();
-        let capacity_before = self.rows.capacity();
-        let backend = self.dispatcher.context().backend().clone();
-        let calls_before = backend.blocking_calls();
-        let start = Instant::now();
-        let record = self.eager()?;
-        tally.times.first_run = start.elapsed();
-        tally.times.total = tally.times.first_run;
-        let capacity_after = self.rows.capacity();
-        Ok(StepReport {
-            outcome: Outcome::Eager,
-            record,
-            discarded: None,
-            capacity_before,
-            capacity_after,
-            growths: u32::from(capacity_after > capacity_before),
-            recordings: 0,
-            recovered_rows: 0,
-            blocking_calls: backend.blocking_calls() - calls_before,
-            times: tally.times,
-        })
-    }
-
-    /// Grows ahead of need or shrinks between steps, where the policy does or that is asked for.
-    /// Concerns no peer; what cannot be had now is left.
-    ///
-    /// `kept` is the run that counts: the first run of a step that overflowed knew nothing of the
-    /// dispatches behind its first over-budget one.
-    fn adjust(
-        &mut self,
-        kept: &StepRecord,
-        overflowed: bool,
-        tally: &mut Tally,
-    ) -> Result<(), OverflowError> {
-        let capacity = self.rows.capacity();
-        let alignment = self.dispatcher.config().alignment();
-        let limit_rows = self.limit();
-        let wanted = match &mut self.meeting {
-            Some(meeting) => meeting.follow(capacity, kept, overflowed, alignment),
-            None => self.between.after_step(EndedStep {
-                own_capacity: capacity,
-                required: &kept.required,
-                overflowed: overflowed || kept.peak() > capacity,
-                alignment,
-                limit_rows,
-            }),
-        };
-        if wanted == capacity {
-            return Ok(());
-        }
-        let started = Instant::now();
-        let growth = match self.rows.plan(wanted) {
-            Ok(growth) => growth,
-            Err(error) => {
-                tracing::warn!(%error, wanted, capacity, "could not change capacity between steps");
-                return Ok(());
-            }
-        };
-        let direct = Queue::direct(self.dispatcher.context().backend(), &self.stream);
-        // SAFETY: steps of this runner run in the order of its stream, and others that receive into its
-        // rows are ordered with it.
-        unsafe { growth.commit(&direct) }?;
-        tally.times.growing += started.elapsed();
-        tally.growths += u32::from(wanted > capacity);
-        let shrunk = wanted < capacity;
-        // A graph that counts on the device stays valid, but holds views of the rows that are given up.
-        if shrunk || self.shaped_by_capacity() {
-            self.source.discard();
-        }
-        self.trim_due |= shrunk;
-        self.trim();
-        Ok(())
-    }
-
-    /// Gives the memory of rows back that a shrink has left, if no graph of this runner holds views of
-    /// them. Queued work and others may hold some yet: then it is tried again before the next recording.
-    fn trim(&mut self) {
-        if !self.trim_due || self.source.is_recorded() {
-            return;
-        }
-        match self.rows.trim() {
-            Ok(()) => self.trim_due = false,
-            Err(error) => tracing::debug!(%error, "rows stay mapped for now"),
-        }
-    }
-
     fn own_required(&self, record: &StepRecord) -> u32 {
         record.required.get(self.dispatcher.context().rank().index()).copied().unwrap_or(0)
     }
 
     fn limit(&self) -> u32 {
         self.settings.max_rows.unwrap_or(u32::MAX).min(self.rows.max_rows())
-    }
-
-    fn eager_limit(&self) -> u32 {
-        self.settings.eager_max_rows.unwrap_or(u32::MAX).min(self.rows.max_rows())
     }
 
     fn shaped_by_capacity(&self) -> bool {
@@ -537,45 +326,6 @@ impl<B: Backend> StepRunner<B> {
         match record.drained {
             true => Err(self.drained(operation)),
             false => Ok(record),
-        }
-    }
-
-    /// Runs the step eagerly. What keeps this rank from queueing it ends the group.
-    fn eager(&mut self) -> Result<StepRecord, OverflowError> {
-        match self.queue_eagerly() {
-            Ok(step) => self.record_of_run("eager step", step),
-            Err(error) => {
-                self.give_up();
-                Err(error)
-            }
-        }
-    }
-
-    fn queue_eagerly(&mut self) -> Result<u32, OverflowError> {
-        let context = self.dispatcher.context();
-        let queue = Queue::direct(context.backend(), &self.stream);
-        let options = self.options().mode(StepMode::Eager { max_rows: self.eager_limit() });
-        let mut step = Step::begin(&self.dispatcher, queue, options)?;
-        self.source.queue_eagerly(&mut step).map_err(|source| {
-            // The body passes on what its dispatches say.
-            match source.downcast::<DispatchError>() {
-                Ok(error) => OverflowError::Dispatch(*error),
-                Err(source) => OverflowError::Body { rank: context.rank(), source },
-            }
-        })?;
-        let number = step.finish()?.number;
-        number.ok_or_else(|| self.order("eager step", "the stream records"))
-    }
-
-    /// Tells the other ranks, which wait for what this one does not queue.
-    fn give_up(&self) {
-        let context = self.dispatcher.context();
-        if context.fault().is_some() {
-            return;
-        }
-        let direct = Queue::direct(context.backend(), &self.stream);
-        if let Err(error) = self.dispatcher.abandon(&direct, Phase::Dispatch) {
-            tracing::warn!(%error, "the other ranks find out at their deadline");
         }
     }
 }
