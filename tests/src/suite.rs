@@ -173,6 +173,7 @@ macro_rules! conformance_suite {
             engines:
                 engines_recover_their_own_graphs,
                 engines_run_ahead,
+                steps_behind_a_stale_one_are_launched_again,
                 steps_that_no_replay_fits_run_eagerly_or_are_refused,
                 a_capture_that_fails_refuses_on_all_ranks,
                 captures_of_another_step_are_refused,

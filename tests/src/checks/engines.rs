@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use graph_ep::{
     BodyError, CaptureError, Dispatch, DispatchError, EmbeddedStep, EngineGraph, GrowthPolicy,
-    Handle, Outcome, OverflowError, OverflowPolicy, RecoverySettings, RowSet, RowShaping, Step,
-    StepMode, StepOptions, StepRunner, StepSpec, TokenCount, TokenDispatcher, TopKIds,
+    Handle, Outcome, OverflowError, OverflowPolicy, Queue, RecoverySettings, RowSet, RowShaping,
+    Step, StepMode, StepOptions, StepRunner, StepSpec, TokenCount, TokenDispatcher, TopKIds,
 };
 
 use crate::backend::TestBackend;
@@ -96,6 +96,73 @@ pub fn engines_run_ahead<T: TestBackend>() {
         vec![Ran::new(rig.seen_with(0, &last.record), last)]
     });
     check(&case, "the last of them", &results);
+}
+
+/// An engine that changes the capacity of its rank just before it launches for the second time, if it is to.
+struct Meddling<T: TestBackend> {
+    engine: Engine<T>,
+    rows: RowSet<T::Backend>,
+    direct: Queue<'static, T::Backend>,
+    /// Launches until then.
+    left: Option<u32>,
+}
+
+impl<T: TestBackend> EngineGraph<T::Backend> for Meddling<T> {
+    fn capture(
+        &mut self,
+        spec: &StepSpec<'_, T::Backend>,
+    ) -> Result<EmbeddedStep<T::Backend>, BodyError> {
+        self.engine.capture(spec)
+    }
+
+    fn launch(&mut self) -> Result<(), BodyError> {
+        self.left = self.left.and_then(|left| left.checked_sub(1));
+        if self.left == Some(0) {
+            self.rows.plan(self.rows.capacity() - 4)?.commit(&self.direct)?;
+        }
+        self.engine.launch()
+    }
+
+    fn discard(&mut self) {
+        self.engine.discard();
+    }
+}
+
+/// Steps behind one that a rank ran from a stale graph move nothing either, and are launched again, in their
+/// order, when that has been told; those launched then follow them.
+pub fn steps_behind_a_stale_one_are_launched_again<T: TestBackend>() {
+    let case = Case { layers: 2, ..Case::new(2) };
+    let runs = T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let engine = Meddling {
+            engine: Engine::of(&rig),
+            rows: rig.group.rows().clone(),
+            direct: rig.direct(),
+            left: (rig.rank() == 1).then_some(2),
+        };
+        let stream = rig.group.stream().clone();
+        let settings = RecoverySettings::new();
+        let mut runner = rig.group.engine_runner(settings, stream, engine).expect("in range");
+        assert_eq!(rig.step(&mut runner, 0).expect("it fits").ended, Ended::Clean);
+        rig.write(1);
+        let stale = runner.launch().expect("it was current a moment ago");
+        let behind = [runner.launch(), runner.launch()].map(|step| step.expect("launched"));
+        match runner.settle(stale) {
+            Err(OverflowError::Dispatch(DispatchError::StaleGraph { rank, .. })) => {
+                assert_eq!(rank.index(), 1);
+            }
+            other => panic!("{other:?}"),
+        }
+        let again = runner.launch().expect("launched");
+        let steps = behind.into_iter().chain([again]);
+        let reports: Vec<_> =
+            steps.map(|step| runner.settle(step).expect("nothing holds it back")).collect();
+        assert!(reports.iter().all(|report| report.outcome == Outcome::Clean), "{reports:?}");
+        let numbers: Vec<_> = reports.iter().map(|report| report.record.step).collect();
+        assert!(numbers.is_sorted(), "they ran in another order: {numbers:?}");
+        rig.seen_with(1, &reports[2].record)
+    });
+    StepOracle::new(&case, 1, None).check_outputs("behind a stale step", &runs);
 }
 
 /// After the last replay an engine runs a step eagerly if it can; otherwise it is refused on all ranks.
