@@ -187,7 +187,9 @@ macro_rules! conformance_suite {
                 steps_that_nobody_settles_are_recovered,
                 steps_behind_a_refused_one_run,
                 steps_behind_an_over_budget_one_of_others_wait,
-                steps_that_passed_one_of_their_runner_are_told;
+                steps_that_passed_one_of_their_runner_are_told,
+                runners_keep_the_order_of_each_other,
+                a_step_behind_a_held_one_of_another_runner_stays_in_flight;
             recovery:
                 recovery_follows_the_simulation,
                 growth_is_recorded_where_it_must_be,

@@ -1,6 +1,7 @@
 //! Runs a step, and runs it again when routing overflows.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ep_context::{Backend, RowSet};
@@ -151,7 +152,7 @@ impl<B: Backend> StepRunner<B> {
             between,
             meeting: (loops && dispatcher.shares_devices()).then(|| Meeting::new(rank)),
             source,
-            flight: Flight::default(),
+            flight: Flight::new(Arc::clone(dispatcher.launch_order())),
             trim_due: false,
             hooks: Box::new(NoHooks),
         })
@@ -218,7 +219,8 @@ impl<B: Backend> StepRunner<B> {
     /// # Errors
     ///
     /// What keeps the step from being recorded or launched, and [`DispatchError::Order`] for more steps in
-    /// flight than the record ring holds; nothing was launched then. Where ranks [record at
+    /// flight than the record ring holds, and where steps of another runner have to be
+    /// [launched again](StepRunner::settle) first; nothing was launched then. Where ranks [record at
     /// once](StepRunner#in-rounds-on-a-shared-device), [`OverflowError::Context`] too: with
     /// [`RendezvousError::Peer`](ep_context::rendezvous::RendezvousError::Peer) if another could not
     /// record, which leaves the group as it was, able to record again; with the ranks that did not come
@@ -236,6 +238,9 @@ impl<B: Backend> StepRunner<B> {
         }
         let mut tally = Tally::default();
         self.launch_held(&mut tally)?;
+        if self.flight.waits_for_others() {
+            return Err(self.behind_others("launch"));
+        }
         self.trim();
         let capacity_before = self.rows.capacity();
         self.make_current(&mut tally)?;
@@ -246,7 +251,7 @@ impl<B: Backend> StepRunner<B> {
         self.flight.push(InFlight {
             launched: step,
             number: step,
-            held: false,
+            place: self.flight.enter(),
             capacity_before,
             blocking_calls: backend.blocking_calls() - calls_before,
             start,

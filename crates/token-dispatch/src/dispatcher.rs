@@ -21,6 +21,7 @@ use crate::geometry::Geometry;
 use crate::kernels;
 use crate::lane::{Lane, LaneMemory};
 use crate::launch;
+use crate::launch_order::LaunchOrder;
 use crate::params::{
     AbandonParams, ExpertHomeEntry, MAX_CHECKED_SETS, ResumeParams, ShapeCheck, StepBeginParams,
     StepEndParams, StepState,
@@ -61,6 +62,7 @@ pub(crate) struct Inner<B: Backend> {
     /// The most shared memory of a block, in bytes.
     pub(crate) shared_bytes_per_block: u32,
     steps: AtomicU32,
+    launch_order: Arc<LaunchOrder>,
     id: u64,
 }
 
@@ -159,6 +161,7 @@ impl<B: Backend> TokenDispatcher<B> {
                 push_blocks,
                 shared_bytes_per_block: context.backend().processors().shared_bytes_per_block,
                 steps: AtomicU32::new(first_step),
+                launch_order: Arc::default(),
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             }),
         })
@@ -232,6 +235,12 @@ impl<B: Backend> TokenDispatcher<B> {
             counted = counted.wrapping_add(1);
             self.inner.steps.store(counted, Ordering::Relaxed);
         }
+    }
+
+    /// The order of the steps in flight of all who launch ahead on this dispatcher, and may have to launch
+    /// them again.
+    pub fn launch_order(&self) -> &Arc<LaunchOrder> {
+        &self.inner.launch_order
     }
 
     /// The records that steps publish.

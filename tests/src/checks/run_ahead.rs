@@ -385,3 +385,60 @@ pub fn steps_that_passed_one_of_their_runner_are_told<T: TestBackend>() {
         assert_eq!(report.outcome, Outcome::Recovered { replays: 1, eager: false });
     });
 }
+
+/// Steps of two runners run in the order in which they were launched too: neither passes what the other has to
+/// launch again.
+pub fn runners_keep_the_order_of_each_other<T: TestBackend>() {
+    let case = skewed().on::<T>();
+    let results = T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let settings = RecoverySettings::new();
+        let mut one = rig.runner(settings).expect("in range");
+        let mut other = rig.runner(settings).expect("in range");
+        rig.write(0);
+        let launch = |runner: &mut StepRunner<T::Backend>| runner.launch().expect("launched");
+        let first = launch(&mut one);
+        let (second, third) = (launch(&mut other), launch(&mut one));
+        let over = one.settle(first).expect("it recovers");
+        assert_eq!(over.outcome, Outcome::Recovered { replays: 1, eager: false });
+        says(one.launch(), "of another runner");
+        let second = other.settle(second).expect("it fits");
+        says(other.launch(), "of another runner");
+        says(other.run_eager(), "of another runner");
+        let third = one.settle(third).expect("it fits");
+        let fourth = launch(&mut other);
+        let fourth = other.settle(fourth).expect("it fits");
+        let reports = [over, second, third, fourth];
+        assert!(reports[1..].iter().all(|report| report.outcome == Outcome::Clean), "{reports:?}");
+        let numbers = reports.each_ref().map(|report| report.record.step);
+        assert!(numbers.is_sorted(), "they ran in another order: {numbers:?}");
+        // Steps of a runner that is gone are in nobody's way.
+        let gone = launch(&mut one);
+        drop((one, gone));
+        let last = other.run().expect("it fits");
+        rig.seen_with(0, &last.record)
+    });
+    StepOracle::new(&case, 0, None).check_outputs("the last of them", &results);
+}
+
+/// A step that is settled though one of another runner before it is held back stays in flight.
+pub fn a_step_behind_a_held_one_of_another_runner_stays_in_flight<T: TestBackend>() {
+    let case = skewed().on::<T>();
+    T::on_ranks(case.world(), |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let settings = RecoverySettings::new();
+        let mut one = rig.runner(settings).expect("in range");
+        let mut other = rig.runner(settings).expect("in range");
+        rig.write(0);
+        let launch = |runner: &mut StepRunner<T::Backend>| runner.launch().expect("launched");
+        let first = launch(&mut one);
+        let (second, third) = (launch(&mut other), launch(&mut one));
+        one.settle(first).expect("it recovers");
+        says(one.settle(third), "of another runner");
+        let second = other.settle(second).expect("it fits");
+        // The third is settled before the fourth, since it is in flight.
+        let fourth = one.run().expect("it fits");
+        assert_eq!((second.outcome, fourth.outcome), (Outcome::Clean, Outcome::Clean));
+        assert_eq!(fourth.record.step, second.record.step + 2, "the third ran between the two");
+    });
+}

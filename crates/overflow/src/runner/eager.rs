@@ -19,14 +19,18 @@ impl<B: Backend> StepRunner<B> {
     /// [`OverflowError::Dispatch`] with [`DispatchError::EagerLimit`] when the rows exceed
     /// [`RecoverySettings::eager_max_rows`], or what else a dispatch says, and [`OverflowError::Body`] with
     /// whatever else the body fails with; each ends the group, and its other ranks are told at once.
-    /// [`DispatchError::Order`] if the engine does not run steps eagerly, or steps are in flight, which might
-    /// have to be launched again behind this one; nothing was queued then.
+    /// [`DispatchError::Order`] if the engine does not run steps eagerly, and if steps are in flight, which
+    /// might have to be launched again behind this one, or are to be launched again by another runner; nothing
+    /// was queued then.
     pub fn run_eager(&mut self) -> Result<StepReport, OverflowError> {
         if let Some(reason) = self.source.refuses_eager() {
             return Err(self.order("eager step", reason));
         }
         if self.flight.len() > 0 {
             return Err(self.order("eager step", "steps are in flight; settle them first"));
+        }
+        if self.flight.waits_for_others() {
+            return Err(self.behind_others("eager step"));
         }
         // Any rank may grow on the way.
         self.meeting.iter_mut().for_each(Meeting::call);

@@ -2,14 +2,16 @@
 //!
 //! What was launched behind a step that overflows moves nothing. Once that is recovered or given up, all of it
 //! is launched again, oldest first, before anything else is: so steps run in the order in which they were
-//! launched, whatever happens to one of them. All ranks know the same of it, without asking: which steps they
-//! launched, and by the records which of them moved nothing.
+//! launched, whatever happens to one of them, and those of several runners too: none passes a step that another
+//! has still to launch again. All ranks know the same of it, without asking: which steps they launched, and by
+//! the records which of them moved nothing.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use ep_context::{Backend, Queue};
-use token_dispatch::{DispatchError, StepRecord};
+use token_dispatch::{DispatchError, LaunchOrder, Place, StepRecord};
 
 use super::meeting::Meeting;
 use super::{StepRunner, Tally};
@@ -39,31 +41,61 @@ pub(super) struct InFlight {
     pub(super) launched: u32,
     /// Its number when it was launched last.
     pub(super) number: u32,
-    /// It moved nothing then, and is to be launched again.
-    pub(super) held: bool,
+    /// Its place among the steps of all runners.
+    pub(super) place: Place,
     pub(super) capacity_before: u32,
     pub(super) blocking_calls: u64,
     pub(super) start: Instant,
     pub(super) tally: Tally,
 }
 
-/// The steps in flight, oldest first.
-#[derive(Debug, Default)]
+/// The steps of a runner that are in flight, oldest first.
+#[derive(Debug)]
 pub(super) struct Flight {
     steps: VecDeque<InFlight>,
+    /// The steps of all runners of the dispatcher.
+    order: Arc<LaunchOrder>,
+    /// The step that is being settled.
+    settling: Option<Place>,
 }
 
 impl Flight {
+    pub(super) fn new(order: Arc<LaunchOrder>) -> Self {
+        Self { steps: VecDeque::new(), order, settling: None }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.steps.len()
+    }
+
+    /// A place for a step that has been launched.
+    pub(super) fn enter(&self) -> Place {
+        self.order.enter()
     }
 
     pub(super) fn push(&mut self, step: InFlight) {
         self.steps.push_back(step);
     }
 
+    /// Takes the oldest out, which is being settled.
     fn take_oldest(&mut self) -> Option<InFlight> {
-        self.steps.pop_front()
+        let oldest = self.steps.pop_front()?;
+        self.settling = Some(oldest.place);
+        Some(oldest)
+    }
+
+    /// Puts it back, to be launched again.
+    fn put_back(&mut self, oldest: InFlight) {
+        self.order.hold(oldest.place);
+        self.steps.push_front(oldest);
+        self.settling = None;
+    }
+
+    /// What was taken out has an outcome, or is given up.
+    pub(super) fn settled(&mut self) {
+        if let Some(place) = self.settling.take() {
+            self.order.leave(place);
+        }
     }
 
     /// How many are older than the step that was launched as `step`; `None` if that is not in flight.
@@ -77,44 +109,66 @@ impl Flight {
     }
 
     /// None of them has moved anything.
-    fn hold(&mut self) {
-        self.steps.iter_mut().for_each(|step| step.held = true);
+    fn hold(&self) {
+        self.steps.iter().for_each(|step| self.order.hold(step.place));
     }
 
-    fn any_held(&self) -> bool {
-        self.steps.iter().any(|step| step.held)
+    /// No step behind the one that is being settled has moved anything, whoever launched it.
+    fn hold_behind(&self) {
+        if let Some(place) = self.settling {
+            self.order.hold_behind(place);
+        }
+    }
+
+    /// Whether a step of others is to be launched before any new one.
+    pub(super) fn waits_for_others(&self) -> bool {
+        self.order.any_held_before(None)
+    }
+
+    /// The next step of this runner that is to be launched again, if none of others is before it.
+    fn next_held(&self) -> Option<usize> {
+        let next = self.steps.iter().position(|step| self.order.is_held(step.place))?;
+        let place = self.steps.get(next)?.place;
+        (!self.order.any_held_before(Some(place))).then_some(next)
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.settled();
+        self.steps.iter().for_each(|step| self.order.leave(step.place));
     }
 }
 
 impl<B: Backend> StepRunner<B> {
-    /// Lets steps run again that were held back behind an over-budget or a stale one: those in flight are to
-    /// be launched again.
+    /// Lets steps run again that were held back behind the over-budget or stale one that is being settled:
+    /// all of them are to be launched again.
     pub(super) fn resume(&mut self) -> Result<(), OverflowError> {
         let direct = Queue::direct(self.dispatcher.context().backend(), &self.stream);
         self.dispatcher.resume(&direct)?;
         // Where steps hold nothing back, those behind have run.
         if self.settings.overflow == OverflowPolicy::Recover {
-            self.flight.hold();
+            self.flight.hold_behind();
         }
         Ok(())
     }
 
-    /// Launches again what is held back. Collective where there is any: what held them may have changed the
-    /// capacity of any rank or left it without a graph, and if one cannot record none launches.
+    /// Launches again what is held back, up to a step of another runner that has to be launched before.
+    /// Collective where there is any: what held them may have changed the capacity of any rank or left it
+    /// without a graph, and if one cannot record none launches.
     ///
     /// What keeps them from it leaves them held, for the next launch or settlement.
     pub(super) fn launch_held(&mut self, tally: &mut Tally) -> Result<(), OverflowError> {
-        if !self.flight.any_held() {
+        if self.flight.next_held().is_none() {
             return Ok(());
         }
         self.meeting.iter_mut().for_each(Meeting::call);
         self.record_together(tally)?;
-        for at in 0..self.flight.len() {
-            if self.flight.steps[at].held {
-                let number = self.replay()?;
-                let step = &mut self.flight.steps[at];
-                (step.number, step.held) = (number, false);
-            }
+        while let Some(next) = self.flight.next_held() {
+            let number = self.replay()?;
+            let step = &mut self.flight.steps[next];
+            step.number = number;
+            self.flight.order.release(step.place);
         }
         Ok(())
     }
@@ -125,16 +179,21 @@ impl<B: Backend> StepRunner<B> {
         for again in [false, true] {
             self.launch_held(&mut tally)?;
             let Some(mut oldest) = self.flight.take_oldest() else { break };
+            if self.flight.order.is_held(oldest.place) {
+                self.flight.put_back(oldest);
+                return Err(self.behind_others("settle"));
+            }
             let record = self.record_of(oldest.number)?;
             if !record.drained {
                 oldest.tally.add(&tally);
                 return Ok((oldest, record));
             }
-            // A step of others held it back: what is behind it is to have moved nothing either.
+            // A step that was launched by hand held it back: what is behind it is to have moved nothing
+            // either.
             if !again {
                 self.check_held()?;
             }
-            self.flight.steps.push_front(oldest);
+            self.flight.put_back(oldest);
             self.flight.hold();
         }
         Err(self.drained("settle"))
@@ -147,9 +206,9 @@ impl<B: Backend> StepRunner<B> {
             if !self.record_of(number)?.drained {
                 return Err(self.order(
                     "settle",
-                    "the step moved nothing, being behind one of another runner that overflowed, and a \
-                     step that was launched behind it has run since; settle the steps of all runners in \
-                     the order in which they were launched, before more are launched",
+                    "the step moved nothing, being behind one that overflowed, and a step that was launched \
+                     behind it has run since: TokenDispatcher::resume was called between the two, when the \
+                     first was not launched again yet",
                 ));
             }
         }
@@ -163,6 +222,15 @@ impl<B: Backend> StepRunner<B> {
             "the step moved nothing, being behind one that overflowed and is not recovered; settle that \
              first, with the runner that launched it, or call TokenDispatcher::resume; until then it stays \
              in flight",
+        )
+    }
+
+    /// The error of a step that would pass those of other runners.
+    pub(super) fn behind_others(&self, operation: &'static str) -> OverflowError {
+        self.order(
+            operation,
+            "steps of another runner that were launched before, behind one that overflowed, are to be \
+             launched again first; settle them",
         )
     }
 

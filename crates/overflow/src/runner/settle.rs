@@ -24,17 +24,16 @@ impl<B: Backend> StepRunner<B> {
     /// launched later. All ranks meet for that. What keeps a rank from it is the error of the next call, which
     /// tries again. Each finds what those before it left, and the inputs that lie in memory now.
     ///
-    /// A step behind one that overflowed in another runner of the dispatcher is launched again too, when it is
-    /// settled. So with several runners steps are settled in the order in which all of them launched, and
-    /// none launches more before that is done.
+    /// So it is with several runners of a dispatcher: each launches its own steps again, when those of others
+    /// that were launched before have been, which is when they are settled. Until then it launches no others.
     ///
     /// # Errors
     ///
     /// [`OverflowError::Overflow`] under [`OverflowPolicy::Fail`], [`OverflowError::Refused`] and
     /// [`DispatchError::StaleGraph`] leave the group as it was, able to run the next step: steps in flight run,
-    /// on what the failed one left. [`DispatchError::Order`] for a step that is not in flight; for one that is
-    /// held back by a step of another runner, which has to be settled first, this one staying in flight; and
-    /// for one that was held back so while a later step was not. A fault ends the group. Where steps have to
+    /// on what the failed one left. [`DispatchError::Order`] for a step that is not in flight; for one before
+    /// which steps of another runner have to be settled, this one staying in flight; and for one that
+    /// [`TokenDispatcher::resume`](token_dispatch::TokenDispatcher::resume) has let a later step pass. A fault ends the group. Where steps have to
     /// be launched again, as for [`StepRunner::launch`].
     pub fn settle(&mut self, launched: Launched) -> Result<StepReport, OverflowError> {
         let Some(before) = self.flight.before(launched.step) else {
@@ -56,6 +55,7 @@ impl<B: Backend> StepRunner<B> {
         if let Err(OverflowError::Dispatch(DispatchError::StaleGraph { .. })) = settled {
             self.go_on(&mut Tally::default());
         }
+        self.flight.settled();
         settled
     }
 
