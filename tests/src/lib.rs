@@ -18,6 +18,7 @@
 //! data: so it does not matter whether ranks are threads or processes.
 
 pub mod backend;
+mod belt;
 pub mod case;
 pub mod checks;
 pub mod cuda;
@@ -36,6 +37,7 @@ pub mod kernels;
 pub mod leaks;
 pub mod lifecycle;
 pub mod meeting;
+mod odd_engines;
 pub mod oracle;
 pub mod outcome;
 pub mod payload;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use graph_ep::{
-    BodyError, CaptureError, Dispatch, DispatchError, EmbeddedStep, EngineGraph, GrowthPolicy,
-    Handle, Outcome, OverflowError, OverflowPolicy, Queue, RecoverySettings, RowSet, RowShaping,
-    Step, StepMode, StepOptions, StepRunner, StepSpec, TokenCount, TokenDispatcher, TopKIds,
+    CaptureError, DispatchError, GrowthPolicy, Outcome, OverflowError, OverflowPolicy,
+    RecoverySettings, RowSet, RowShaping, StepMode, StepOptions, StepRunner, TokenDispatcher,
 };
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};
 use crate::engine::{Asked, Engine};
+use crate::odd_engines::{FailsOnce, Meddling, Other, Stubborn};
 use crate::oracle::StepOracle;
 use crate::outcome::{Ended, Ran, by_step};
 use crate::rig::Rig;
@@ -96,36 +96,6 @@ pub fn engines_run_ahead<T: TestBackend>() {
         vec![Ran::new(rig.seen_with(0, &last.record), last)]
     });
     check(&case, "the last of them", &results);
-}
-
-/// An engine that changes the capacity of its rank just before it launches for the second time, if it is to.
-struct Meddling<T: TestBackend> {
-    engine: Engine<T>,
-    rows: RowSet<T::Backend>,
-    direct: Queue<'static, T::Backend>,
-    /// Launches until then.
-    left: Option<u32>,
-}
-
-impl<T: TestBackend> EngineGraph<T::Backend> for Meddling<T> {
-    fn capture(
-        &mut self,
-        spec: &StepSpec<'_, T::Backend>,
-    ) -> Result<EmbeddedStep<T::Backend>, BodyError> {
-        self.engine.capture(spec)
-    }
-
-    fn launch(&mut self) -> Result<(), BodyError> {
-        self.left = self.left.and_then(|left| left.checked_sub(1));
-        if self.left == Some(0) {
-            self.rows.plan(self.rows.capacity() - 4)?.commit(&self.direct)?;
-        }
-        self.engine.launch()
-    }
-
-    fn discard(&mut self) {
-        self.engine.discard();
-    }
 }
 
 /// Steps behind one that a rank ran from a stale graph move nothing either, and are launched again, in their
@@ -239,63 +209,6 @@ pub fn engines_follow_every_policy<T: TestBackend>() {
     check(&case, "rounds", &rounds);
 }
 
-/// What an engine records in place of what it was asked for.
-#[derive(Clone, Copy, Debug)]
-enum Other {
-    /// A step that holds nothing back, or that the runner's policy does not go with.
-    Options(StepOptions),
-    /// A step into rows that the runner does not grow.
-    Rows,
-    /// A step of another group.
-    Group,
-}
-
-/// An engine that records another step than it was asked for, and can launch it.
-struct Stubborn<T: TestBackend> {
-    engine: Engine<T>,
-    group: graph_ep::ExpertParallel<T::Backend>,
-    other: Other,
-    rows: RowSet<T::Backend>,
-}
-
-impl<T: TestBackend> EngineGraph<T::Backend> for Stubborn<T> {
-    fn capture(
-        &mut self,
-        spec: &StepSpec<'_, T::Backend>,
-    ) -> Result<EmbeddedStep<T::Backend>, BodyError> {
-        let (group, program) = (&self.group, &self.engine.program);
-        let (options, rows) = match self.other {
-            Other::Options(options) => (options, group.rows()),
-            Other::Rows => (*spec.options(), &self.rows),
-            Other::Group => (*spec.options(), group.rows()),
-        };
-        let into_others = matches!(self.other, Other::Rows);
-        let handle = Handle::new(group.dispatcher(), rows)?;
-        let received = rows.add("rows of another set", program.case.row_bytes())?;
-        let body = |step: &mut Step<'static, T::Backend>| match into_others {
-            true => {
-                let layer = &program.layers[0];
-                let (tokens, ids) = (layer.tokens.slice(), TopKIds::I32(layer.ids.slice()));
-                let count = TokenCount::Fixed(program.own_tokens);
-                let dispatch = Dispatch::new(tokens, count, ids, &received, &handle);
-                Ok(program.lane(0)?.dispatch(step, &dispatch)?)
-            }
-            false => program.queue(step),
-        };
-        let record =
-            |stream: &_| EmbeddedStep::record(group.dispatcher(), stream, options, &[rows], body);
-        self.engine.graphs.capture(record).map_err(|(error, _)| error.into())
-    }
-
-    fn launch(&mut self) -> Result<(), BodyError> {
-        self.engine.launch()
-    }
-
-    fn discard(&mut self) {
-        self.engine.discard();
-    }
-}
-
 /// What an engine captures has to be what it was asked for: a step that would not hold back those behind it,
 /// or that the runner cannot grow, is refused before it is launched, and dropped.
 pub fn captures_of_another_step_are_refused<T: TestBackend>() {
@@ -337,34 +250,5 @@ pub fn captures_of_another_step_are_refused<T: TestBackend>() {
             assert!(runner.embedded().is_none());
             assert_eq!(*asked.lock().expect("no panic"), [Asked::Discard]);
         });
-    }
-}
-
-/// An engine whose capture of this number fails.
-#[derive(Debug)]
-struct FailsOnce<T: TestBackend> {
-    engine: Engine<T>,
-    at: Option<u32>,
-}
-
-impl<T: TestBackend> EngineGraph<T::Backend> for FailsOnce<T> {
-    fn capture(
-        &mut self,
-        spec: &StepSpec<'_, T::Backend>,
-    ) -> Result<EmbeddedStep<T::Backend>, BodyError> {
-        self.at = self.at.map(|captures| captures.saturating_sub(1));
-        if self.at == Some(0) {
-            self.at = None;
-            self.engine.failures = 1;
-        }
-        self.engine.capture(spec)
-    }
-
-    fn launch(&mut self) -> Result<(), BodyError> {
-        self.engine.launch()
-    }
-
-    fn discard(&mut self) {
-        self.engine.discard();
     }
 }

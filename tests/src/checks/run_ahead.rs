@@ -5,19 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use graph_ep::{
-    BodyError, Buffer, DispatchError, EmbeddedStep, EngineGraph, GrowthPolicy, Outcome,
-    OverflowError, Queue, RecoveryHooks, RecoverySettings, Step, StepMode, StepOptions, StepRecord,
-    StepRunner, StepSpec,
+    DispatchError, GrowthPolicy, Outcome, OverflowError, RecoverySettings, StepMode, StepOptions,
+    StepRunner,
 };
 
 use crate::backend::TestBackend;
+use crate::belt::{Belt, BeltEngine, Rewind, STEPS, WINDOW};
 use crate::case::{Case, Skew};
 use crate::checks::refusal::Hooks;
 use crate::engine::Graphs;
-use crate::inputs::{Inputs, decode};
-use crate::oracle::{LayerOracle, StepOracle, bits};
+use crate::oracle::{LayerOracle, StepOracle};
 use crate::outcome::by_step;
-use crate::program::Program;
 use crate::rig::Rig;
 
 /// A step that overflows on one rank alone.
@@ -85,126 +83,6 @@ pub fn nothing_is_held_back_unasked<T: TestBackend>() {
     });
     for (step, runs) in by_step(&runs).iter().enumerate() {
         StepOracle::new(&case, step, case.capacity.as_deref()).check(&format!("step {step}"), runs);
-    }
-}
-
-/// Steps of a window, launched before the oldest of them is settled.
-const WINDOW: usize = 3;
-/// Steps in all.
-const STEPS: usize = 8;
-
-/// State of an engine's that every run of its step moves on: inputs of the steps to come, outputs of those
-/// that were. The layers of a case are its places; the step is the first of them.
-struct Belt<T: TestBackend> {
-    program: Program<T>,
-}
-
-impl<T: TestBackend> Belt<T> {
-    fn case() -> Case {
-        let tokens = vec![4, 9, 6];
-        Case { skew: Skew::Rotating, layers: STEPS + WINDOW, tokens, ..Case::new(3) }
-            .capacity(12)
-            .on::<T>()
-    }
-
-    /// What `step` is given on every rank.
-    fn inputs(case: &Case, step: usize) -> Vec<Inputs> {
-        Inputs::of_all(case, step, 0)
-    }
-
-    /// Writes the inputs of `first` and those that follow it.
-    fn fill(&self, first: usize) -> Result<(), BodyError> {
-        let (group, case) = (&self.program.group, &self.program.case);
-        let rank = group.context().rank().index();
-        for (place, layer) in self.program.layers.iter().enumerate() {
-            let inputs = &Self::inputs(case, first + place)[rank];
-            group.write(&layer.tokens, &inputs.tokens)?;
-            group.write(&layer.ids, &inputs.id_bytes(case.wide_ids))?;
-            group.write(&layer.weights, bytemuck::cast_slice(&inputs.weights))?;
-        }
-        Ok(())
-    }
-
-    /// Takes the last `runs` outputs away.
-    fn forget(&self, runs: usize) -> Result<(), BodyError> {
-        let backend = self.program.group.context().backend();
-        let queue = Queue::direct(backend, self.program.group.stream());
-        let kept = self.program.layers.iter().skip(runs);
-        for (to, from) in self.program.layers.iter().zip(kept) {
-            // SAFETY: the two are different memory of one length, and all work on them is on this stream.
-            unsafe { queue.copy(&to.output.slice(), &from.output.slice()) }?;
-        }
-        Ok(())
-    }
-
-    /// One step: makes room for an output, runs the first place, moves the inputs on.
-    fn queue(&self, step: &mut Step<'static, T::Backend>) -> Result<(), BodyError> {
-        let layers = &self.program.layers;
-        let copy = |step: &Step<'static, T::Backend>, to: &Buffer<T::Backend>, from: &Buffer<_>| {
-            // SAFETY: as above.
-            unsafe { step.queue().copy(&to.slice(), &from.slice()) }
-        };
-        for place in (1..layers.len()).rev() {
-            copy(step, &layers[place].output, &layers[place - 1].output)?;
-        }
-        self.program.dispatch(step, 0)?;
-        self.program.experts(step, 0)?;
-        self.program.combine(step, 0)?;
-        for place in 1..layers.len() {
-            let (to, from) = (&layers[place - 1], &layers[place]);
-            copy(step, &to.tokens, &from.tokens)?;
-            copy(step, &to.ids, &from.ids)?;
-            copy(step, &to.weights, &from.weights)?;
-        }
-        Ok(())
-    }
-
-    /// The output that was made so many runs ago.
-    fn output(&self, ago: usize) -> Vec<u32> {
-        let (group, case) = (&self.program.group, &self.program.case);
-        let mut output = vec![0; self.program.own_tokens * case.sum_bytes()];
-        group.read(&self.program.layers[ago].output.slice(), &mut output).expect("it ran");
-        bits(&decode(case.dtype, &output))
-    }
-}
-
-/// Puts the belt back to before the first run that is discarded.
-struct Rewind<T: TestBackend> {
-    belt: Belt<T>,
-    /// Steps launched and settled so far.
-    counts: Arc<[AtomicUsize; 2]>,
-}
-
-impl<T: TestBackend> RecoveryHooks for Rewind<T> {
-    fn before_replay(&mut self, _: &StepRecord, attempt: u32) -> Result<(), BodyError> {
-        assert_eq!(attempt, 1, "a step of one layer fits when it is replayed");
-        let [launched, settled] = self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-        // The step itself, and all behind it.
-        self.belt.forget(launched - settled)?;
-        self.belt.fill(settled)
-    }
-}
-
-/// The belt in graphs of an engine's.
-struct BeltEngine<T: TestBackend> {
-    graphs: Graphs<T>,
-    belt: Belt<T>,
-}
-
-impl<T: TestBackend> EngineGraph<T::Backend> for BeltEngine<T> {
-    fn capture(
-        &mut self,
-        spec: &StepSpec<'_, T::Backend>,
-    ) -> Result<EmbeddedStep<T::Backend>, BodyError> {
-        self.graphs.clear();
-        let belt = &self.belt;
-        let record = |stream: &_| spec.record(stream, |step| belt.queue(step));
-        self.graphs.capture(record).map_err(|(error, _)| error.into())
-    }
-
-    fn launch(&mut self) -> Result<(), BodyError> {
-        self.graphs.launch();
-        Ok(())
     }
 }
 
