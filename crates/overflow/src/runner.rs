@@ -213,7 +213,8 @@ impl<B: Backend> StepRunner<B> {
 
     /// The first half of [`StepRunner::run`]: records if that is needed, and launches. Waits for nothing
     /// on the device but what recording waits for. More steps may be launched before the first is settled,
-    /// as many as the [record ring](token_dispatch::DispatchConfigBuilder::record_ring) holds; under
+    /// as many, over all runners, as the
+    /// [record ring](token_dispatch::DispatchConfigBuilder::record_ring) holds; under
     /// [`OverflowPolicy::Recover`] those behind one that overflows move nothing, until it is settled.
     ///
     /// # Errors
@@ -228,7 +229,7 @@ impl<B: Backend> StepRunner<B> {
     /// where steps in flight have to be launched again first, because an earlier call could not.
     pub fn launch(&mut self) -> Result<Launched, OverflowError> {
         let most = self.dispatcher.config().record_ring();
-        if self.flight.len() >= most {
+        if self.flight.of_all() >= most {
             return Err(self.order(
                 "launch",
                 &format!(

@@ -36,6 +36,11 @@ impl LaunchOrder {
         place
     }
 
+    /// How many steps are in flight.
+    pub fn in_flight(&self) -> usize {
+        self.lock().places.len()
+    }
+
     /// A step is settled, or given up.
     pub fn leave(&self, place: Place) {
         self.lock().places.retain(|(other, _)| *other != place);
@@ -86,6 +91,7 @@ mod tests {
     fn what_is_behind_an_overflow_comes_first_in_its_order() {
         let order = LaunchOrder::default();
         let [before, over, second, third] = [(); 4].map(|()| order.enter());
+        assert_eq!(order.in_flight(), 4);
         order.hold_behind(over);
         let held = [before, over, second, third].map(|place| order.is_held(place));
         assert_eq!(held, [false, false, true, true]);

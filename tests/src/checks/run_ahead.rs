@@ -156,11 +156,13 @@ pub fn steps_in_flight_are_bounded_by_the_ring<T: TestBackend>() {
     T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
+        let mut other = rig.runner(RecoverySettings::new()).expect("in range");
         rig.write(0);
         let most = rig.group.dispatcher().config().record_ring();
         let mut flight: VecDeque<_> =
             (0..most).map(|_| runner.launch().expect("there is a record for it")).collect();
         says(runner.launch(), "the record ring holds no more");
+        says(other.launch(), "the record ring holds no more");
         says(runner.run_eager(), "in flight");
         let oldest = flight.pop_front().expect("some were launched");
         assert_eq!(runner.settle(oldest).expect("its record is there").outcome, Outcome::Clean);

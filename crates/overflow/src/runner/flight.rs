@@ -68,6 +68,11 @@ impl Flight {
         self.steps.len()
     }
 
+    /// How many steps all runners have in flight.
+    pub(super) fn of_all(&self) -> usize {
+        self.order.in_flight()
+    }
+
     /// A place for a step that has been launched.
     pub(super) fn enter(&self) -> Place {
         self.order.enter()
