@@ -1,6 +1,7 @@
 //! A harness that runs checks one after the other on the thread of `main`: where no check leaves a thread, its
-//! process may therefore be forked. It knows checks that are skipped, which are not passed. It takes the arguments that `cargo test` passes on: filters, `--exact`,
-//! `--skip`, `--list`, `--report-time`; others are accepted and change nothing.
+//! process may therefore be forked. It knows checks that are skipped, which are not passed. It takes the
+//! arguments that `cargo test` passes on: filters, `--exact`, `--skip`, `--list`, `--report-time`; others are
+//! accepted and change nothing.
 
 use std::cell::Cell;
 use std::fmt;

@@ -192,16 +192,17 @@ impl<B: Backend> StepRunner<B> {
     }
 
     /// Drops the recorded graph; the next step records a new one. For when the body would queue
-    /// something else now: settle what is in flight before, since it might have to be launched again. On all ranks between the same steps [where they record at
-    /// once](StepRunner#in-rounds-on-a-shared-device).
+    /// something else now: settle what is in flight before, since it might have to be launched again. On
+    /// all ranks between the same steps
+    /// [where they record at once](StepRunner#in-rounds-on-a-shared-device).
     pub fn invalidate(&mut self) {
         self.source.discard();
         self.meeting.iter_mut().for_each(Meeting::call);
     }
 
     /// Runs one step to its end: replays the graph, waits for the record, and recovers the step if it
-    /// overflowed; steps that are in flight are [settled](StepRunner::settle) before. Collective in that every rank runs it. A clean step makes no blocking call to the
-    /// device: it polls for the record.
+    /// overflowed; steps that are in flight are [settled](StepRunner::settle) before. Collective in that
+    /// every rank runs it. A clean step makes no blocking call to the device: it polls for the record.
     ///
     /// # Errors
     ///

@@ -222,22 +222,31 @@ pub fn eager_mode_is_the_last_resort<T: TestBackend>() {
     judge(&case, 0, &["rank 0", "may have 8"], results);
 }
 
+/// A runner of the case's step whose body fails when it is queued for the second time on rank 1, so when it is
+/// recorded again.
+fn recorded_once_on_rank_1<T: TestBackend>(
+    rig: &Rig<T>,
+    settings: RecoverySettings,
+) -> StepRunner<T::Backend> {
+    let (program, calls) = (rig.program(), AtomicU32::new(0));
+    let fails = rig.rank() == 1;
+    let body = move |step: &mut graph_ep::Step<'static, T::Backend>| match calls
+        .fetch_add(1, Ordering::Relaxed)
+    {
+        1 if fails => Err("no second recording".into()),
+        _ => program.queue(step),
+    };
+    rig.group.runner(settings, body).expect("in range")
+}
+
 /// A body that cannot be recorded again on one rank makes all ranks run that step eagerly; once it
 /// can be recorded, steps are replayed again.
 pub fn a_body_that_cannot_be_recorded_again_runs_eagerly<T: TestBackend>() {
     let case = tight().on::<T>();
     let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let (program, calls) = (rig.program(), AtomicU32::new(0));
         // Rank 0 also grows, so that what it recorded for its plan has to go.
-        let fails = rig.rank() == 1;
-        let body = move |step: &mut graph_ep::Step<'static, T::Backend>| match calls
-            .fetch_add(1, Ordering::Relaxed)
-        {
-            1 if fails => Err("no second recording".into()),
-            _ => program.queue(step),
-        };
-        let mut runner = rig.group.runner(RecoverySettings::new(), body).expect("in range");
+        let mut runner = recorded_once_on_rank_1(&rig, RecoverySettings::new());
         let steps: Vec<Ran> =
             (0..3).map(|step| rig.step(&mut runner, step).expect("it recovers")).collect();
         assert_eq!(steps[0].ended, Ended::Recovered { replays: 0, eager: true });
@@ -256,17 +265,9 @@ pub fn an_eager_run_beyond_its_limit_is_refused_beforehand<T: TestBackend>() {
     assert!(required > 8, "rank 0 lacks room");
     let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let (program, calls) = (rig.program(), AtomicU32::new(0));
-        let fails = rig.rank() == 1;
-        let body = move |step: &mut graph_ep::Step<'static, T::Backend>| match calls
-            .fetch_add(1, Ordering::Relaxed)
-        {
-            1 if fails => Err("no second recording".into()),
-            _ => program.queue(step),
-        };
         let limit = if rig.rank() == 0 { required - 1 } else { u32::MAX };
         let settings = RecoverySettings::new().eager_max_rows(limit);
-        let mut runner = rig.group.runner(settings, body).expect("in range");
+        let mut runner = recorded_once_on_rank_1(&rig, settings);
         let told = refused(&rig, &mut runner, 0);
         (told, (0..3).map(|step| rig.step(&mut runner, step).expect("it recovers")).collect())
     });

@@ -17,8 +17,9 @@ impl<B: Backend> StepRunner<B> {
     /// # Errors
     ///
     /// [`OverflowError::Dispatch`] with [`DispatchError::EagerLimit`] when the rows exceed
-    /// [`eager_max_rows`](crate::RecoverySettings::eager_max_rows), or what else a dispatch says, and [`OverflowError::Body`] with
-    /// whatever else the body fails with; each ends the group, and its other ranks are told at once.
+    /// [`eager_max_rows`](crate::RecoverySettings::eager_max_rows), or what else a dispatch says, and
+    /// [`OverflowError::Body`] with whatever else the body fails with; each ends the group, and its other
+    /// ranks are told at once.
     /// [`DispatchError::Order`] if the engine does not run steps eagerly, and if steps are in flight, which
     /// might have to be launched again behind this one, or are to be launched again by another runner; nothing
     /// was queued then.

@@ -33,8 +33,8 @@ impl<B: Backend> StepRunner<B> {
     /// [`DispatchError::StaleGraph`] leave the group as it was, able to run the next step: steps in flight run,
     /// on what the failed one left. [`DispatchError::Order`] for a step that is not in flight; for one before
     /// which steps of another runner have to be settled, this one staying in flight; and for one that
-    /// [`TokenDispatcher::resume`](token_dispatch::TokenDispatcher::resume) has let a later step pass. A fault ends the group. Where steps have to
-    /// be launched again, as for [`StepRunner::launch`].
+    /// [`TokenDispatcher::resume`](token_dispatch::TokenDispatcher::resume) has let a later step pass. A
+    /// fault ends the group. Where steps have to be launched again, as for [`StepRunner::launch`].
     pub fn settle(&mut self, launched: Launched) -> Result<StepReport, OverflowError> {
         let Some(before) = self.flight.before(launched.step) else {
             return Err(self.order(
