@@ -370,11 +370,16 @@ impl Device {
         streams.push(Arc::downgrade(stream));
     }
 
-    /// An event that nobody uses. The context is current.
+    /// An event that nobody uses, for streams that do not record. The context is current.
     pub(super) fn take_event(&self, driver: &Driver) -> Result<EventHandle, DriverError> {
         if let Some(event) = lock(&self.events).pop() {
             return Ok(event);
         }
+        Self::create_event(driver)
+    }
+
+    /// A new event that takes no times. The context is current.
+    pub(super) fn create_event(driver: &Driver) -> Result<EventHandle, DriverError> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the place is valid.
         ask_handle(|event| unsafe { driver.cuEventCreate(event, flags) })

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use super::driver::Driver;
+use super::device::Device;
+use super::driver::{Driver, EventHandle};
 use super::part::Part;
 use super::stream::CudaStream;
 use crate::backend::BackendError;
@@ -43,7 +44,7 @@ pub(super) fn order(before: &CudaStream, after: &CudaStream) -> Result<(), Backe
                     // It records for the owner until that ends the recording, joined or not.
                     other.watch();
                 }
-                pass_event(driver, before, after)
+                pass_edge(driver, before, after)
             })?;
             let role = Role::Branch(recorder.fork(&other.name));
             of_after.part = Part::of(recording.clone(), role);
@@ -52,7 +53,7 @@ pub(super) fn order(before: &CudaStream, after: &CudaStream) -> Result<(), Backe
             let mut recorder = recording.lock();
             let recorder = recorder.as_mut().ok_or_else(ending)?;
             recorder.check_order()?;
-            device.enter(|driver| pass_event(driver, before, after))?;
+            device.enter(|driver| pass_edge(driver, before, after))?;
             match change {
                 Change::Join(id) => {
                     recorder.join(id);
@@ -73,17 +74,43 @@ fn ending() -> BackendError {
     refused(NAME, "the recording is being ended")
 }
 
-/// Lets `after` wait for what is on `before` now. The context is current.
+/// Lets `after` wait for what is on `before` now. The context is current, and neither records.
 fn pass_event(
     driver: &Driver,
     before: &CudaStream,
     after: &CudaStream,
 ) -> Result<(), BackendError> {
+    let device = &before.inner.device;
+    let event = device.take_event(driver)?;
+    let passed = pass(driver, event, before, after);
+    // The wait is for what the event stands for now; recorded anew, it stands for something else.
+    device.return_event(event);
+    passed
+}
+
+/// As [`pass_event`], of streams of one recording, or of which `after` becomes one.
+///
+/// The event is of this edge alone. The driver keeps one on a list of the capture that it was recorded in,
+/// and to record it elsewhere takes it off that list, whatever the thread does that captures there: lent
+/// from one recording to another, events have crashed the driver.
+fn pass_edge(driver: &Driver, before: &CudaStream, after: &CudaStream) -> Result<(), BackendError> {
+    let event = Device::create_event(driver)?;
+    let passed = pass(driver, event, before, after);
+    // SAFETY: created above, and this thread is the one that captures; the edge is made.
+    let destroyed = unsafe { driver.cuEventDestroy_v2(event.0) };
+    passed.and_then(|()| destroyed.map_err(|error| before.inner.failed(NAME, error)))
+}
+
+fn pass(
+    driver: &Driver,
+    event: EventHandle,
+    before: &CudaStream,
+    after: &CudaStream,
+) -> Result<(), BackendError> {
     let (one, other) = (&*before.inner, &*after.inner);
-    let event = one.device.take_event(driver)?;
-    // SAFETY: the event is this call's own, and the streams are valid. Where one of them records,
-    // both are streams of one recording, or `after` becomes one.
-    let passed = unsafe {
+    // SAFETY: the event is the caller's own, and the streams are valid. Where one of them records, both
+    // are streams of one recording, or `after` becomes one.
+    unsafe {
         driver
             .cuEventRecord(event.0, one.handle.0)
             .map_err(|error| one.failed(NAME, error))
@@ -92,8 +119,5 @@ fn pass_event(
                     .cuStreamWaitEvent(other.handle.0, event.0, 0)
                     .map_err(|error| other.failed(NAME, error))
             })
-    };
-    // The wait is for what the event stands for now; recorded anew, it stands for something else.
-    one.device.return_event(event);
-    passed
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::thread;
 
 use ep_context::backend::{Memory, Update};
 use ep_context::cuda::{CudaMemory, CudaStream};
@@ -124,6 +125,34 @@ fn branches_fork_from_branches_and_take_graphs() {
     assert_eq!(updated, Update::InPlace, "only parameters differ");
     gpu.replay(&graph);
     assert_eq!(gpu.read(b.address(), MANY), vec![14; MANY]);
+}
+
+/// What one thread's recording forks with means nothing to those of others.
+#[test]
+fn recordings_of_many_threads_fork_at_once() {
+    const RECORDINGS: usize = 300;
+    const FORKS: usize = 8;
+    let Some(gpu) = Gpu::find("recordings_of_many_threads_fork_at_once") else { return };
+    let word = gpu.words(&[0]);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            let (gpu, word) = (&gpu, &word);
+            scope.spawn(move || {
+                let [stream, branch] = [branch_of(gpu), branch_of(gpu)];
+                for _ in 0..RECORDINGS {
+                    gpu.backend.begin_recording(&stream).expect("idle");
+                    for _ in 0..FORKS {
+                        order(gpu, &stream, &branch);
+                        gpu.add(&branch, word, 1);
+                        order(gpu, &branch, &stream);
+                    }
+                    let recording = gpu.backend.end_recording(&stream).expect("a whole one");
+                    let graph = gpu.backend.instantiate(recording).expect("instantiates");
+                    assert_eq!(gpu.backend.node_count(&graph), FORKS);
+                }
+            });
+        }
+    });
 }
 
 #[test]
