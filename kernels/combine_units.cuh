@@ -31,12 +31,29 @@ struct Context {
     }
 };
 
-// One piece of a sum and what is added up for it: rows of this rank's experts, one in each of the lanes
+// How many pieces of a sum a warp takes together, as a power of two. Flags are those of single pieces, so that
+// whoever waits need not know. The more it takes, the less it has to find out for each.
+struct Span {
+    u32 shift;
+
+    // Units of each sum.
+    __device__ __forceinline__ u32 units(const Geometry &g) const {
+        return (g.sum_pieces + (1u << shift) - 1) >> shift;
+    }
+    // Pieces of the unit whose first is `piece`.
+    __device__ __forceinline__ u32 pieces(const Geometry &g, u32 piece) const {
+        return min(1u << shift, g.sum_pieces - piece);
+    }
+};
+
+// Pieces of a sum and what is added up for them: rows of this rank's experts, one in each of the lanes
 // in `rows`, and landing slots, one in each of those in `landed`.
 struct Unit {
     // Where the sum goes; null: there are no more units.
     Quad *out;
+    // The first of the pieces.
     u32 piece;
+    // The quads that they have.
     u32 begin;
     u32 end;
     // The lane's row and its weight.
@@ -48,14 +65,14 @@ struct Unit {
     u32 below;
     // The landing slot of lane 0.
     u32 slot;
-    // The rank of the lane's landing slot.
+    // Where the sum goes to another rank: that rank.
     u32 rank;
 
-    __device__ __forceinline__ void take_piece(const Context &c, u32 number) {
-        const push::Piece bounds = push::piece_of(c.quads(), number, c.g().sum_pieces);
-        piece = number;
-        begin = bounds.begin;
-        end = bounds.end;
+    __device__ __forceinline__ void take_pieces(const Context &c, Span span, u32 number) {
+        const u32 all = c.g().sum_pieces;
+        piece = number << span.shift;
+        begin = push::piece_of(c.quads(), piece, all).begin;
+        end = push::piece_of(c.quads(), piece + span.pieces(c.g(), piece) - 1, all).end;
     }
 
     // The rows of an item. In the flat layout all its pairs share one row, which its experts made
@@ -65,7 +82,8 @@ struct Unit {
         const RowRef pair =
             mine ? at<const RowRef>(c.p.handle.pairs)[item.begin + scan::lane()] : RowRef{};
         row = pair.row;
-        weight = pair.weight;
+        // One times a value is that value, to the last bit.
+        weight = c.p.weighted != 0 ? pair.weight : 1.0f;
         rows = __ballot_sync(WHOLE, mine);
     }
 };
@@ -92,7 +110,7 @@ class Partials {
     }
 
     __device__ __forceinline__ explicit Partials(const Context &c)
-        : c_(c), units_(turns.items(c.g()) * c.g().sum_pieces),
+        : c_(c), span_{c.p.push_span}, units_(turns.items(c.g()) * span_.units(c.g())),
           shares_(units_ > c.p.senders * (blockDim.x / WARP)),
           unit_(shares_ ? 0 : threadIdx.x / WARP * c.p.senders + blockIdx.x) {}
 
@@ -106,11 +124,11 @@ class Partials {
             unit_ = units_;
         }
         if (number < units_) {
-            const u32 pieces = c_.g().sum_pieces;
-            const turns::Turn turn = turns.turn(c_.g(), number / pieces);
+            const u32 units = span_.units(c_.g());
+            const turns::Turn turn = turns.turn(c_.g(), number / units);
             const u32 arrival = at<const u32>(c_.p.handle.source_items)[turn.rank] + turn.position;
             const WindowItem item = at<const WindowItem>(c_.p.handle.items)[arrival];
-            unit.take_piece(c_, number % pieces);
+            unit.take_pieces(c_, span_, number % units);
             unit.take_rows(c_, item);
             unit.slot = item.slot;
             unit.rank = turn.rank;
@@ -123,7 +141,8 @@ class Partials {
     __device__ __forceinline__ bool await(const Unit &) const { return true; }
 
     __device__ __forceinline__ void finish(const Unit &unit) {
-        pending_ = u64(push::returned(c_.blocks, c_.g(), unit.rank, unit.slot, unit.piece));
+        pending_ = u64(push::returned(c_.blocks, c_.g(), unit.rank, unit.slot, unit.piece)) +
+                   (span_.pieces(c_.g(), unit.piece) - 1);
     }
     // While something else is on its way: the flag of the last.
     __device__ __forceinline__ void flush() {
@@ -137,16 +156,21 @@ class Partials {
     static __device__ __forceinline__ void settle(const Context &c) { Raiser(Raise{c.turn}).finish(0); }
 
   private:
-    // A note is the address of the flag.
+    // A note is the address of the first flag, and in the bits that are zero there, how many more follow.
     struct Raise {
+        static constexpr u64 MORE = sizeof(u64) - 1;
         u64 turn;
-        __device__ __forceinline__ void operator()(u64 flag) const {
-            ptx::store_relaxed_sys(at<u64>(flag), turn);
+        __device__ __forceinline__ void operator()(u64 note) const {
+            u64 *flag = at<u64>(note & ~MORE);
+            for (u32 i = 0; i <= u32(note & MORE); ++i) {
+                ptx::store_relaxed_sys(flag + i, turn);
+            }
         }
     };
     using Raiser = push::Raiser<Raise>;
 
     const Context &c_;
+    Span span_;
     u32 units_;
     bool shares_;
     // Where they are shared, only whether there are any left.
@@ -162,7 +186,7 @@ class Sums {
     static constexpr bool ADDS_RANKS = true;
 
     __device__ __forceinline__ explicit Sums(const Context &c)
-        : c_(c), units_(c.tokens * c.g().sum_pieces),
+        : c_(c), span_{c.p.sum_span}, units_(c.tokens * span_.units(c.g())),
           shares_(units_ > gridDim.x * (blockDim.x / WARP)),
           unit_((blockDim.x - 1 - threadIdx.x) / WARP * gridDim.x + (gridDim.x - 1 - blockIdx.x)) {}
 
@@ -176,7 +200,7 @@ class Sums {
         if (number >= units_) {
             return unit;
         }
-        const u32 token = number / g.sum_pieces;
+        const u32 token = number / span_.units(g);
         // Behind the last rank that the token went to there is none.
         if (scan::lane() < g.fanout) {
             to = at<const Destination>(
@@ -189,9 +213,8 @@ class Sums {
             const u32 position = __shfl_sync(WHOLE, to.position, __ffs(own) - 1);
             unit.take_rows(c_, at<const WindowItem>(c_.p.handle.items)[first + position]);
         }
-        unit.take_piece(c_, number % g.sum_pieces);
+        unit.take_pieces(c_, span_, number % span_.units(g));
         unit.slot = token * g.fanout;
-        unit.rank = to.rank;
         unit.out = rows::row_of(c_.p.output, token, c_.quads());
         return unit;
     }
@@ -216,23 +239,30 @@ class Sums {
 
     // Whether all is there that other ranks push for a unit.
     __device__ __forceinline__ bool ready(u32 slot, u32 landed, u32 piece) const {
-        const bool there =
-            !awaits(landed) || ptx::load_acquire_sys(flag(slot, piece)) == c_.turn;
-        const bool all = __all_sync(WHOLE, there);
+        bool there = true;
+        for (Flag flag(*this, piece); flag.in(c_.g().fanout); flag.step()) {
+            if (flag.counts(landed)) {
+                there &= ptx::load_acquire_sys(flag.of(slot)) == c_.turn;
+            }
+        }
+        there = __all_sync(WHOLE, there);
         // What one lane acquired, all read.
         __syncwarp();
-        return all;
+        return there;
     }
 
-    // Waits for it, each lane for one landing slot; whether it came.
+    // Waits for it, each lane for some of the flags; whether it came.
     __device__ __forceinline__ bool await(const Unit &unit) const {
-        const bool failed =
-            awaits(unit.landed) &&
-            c_.waiter.wait_flag(wait::Phase::Combine, unit.rank, flag(unit.slot, unit.piece),
-                                c_.turn) != 0;
-        const bool any = __any_sync(WHOLE, failed);
+        bool failed = false;
+        for (Flag flag(*this, unit.piece); !failed && flag.in(c_.g().fanout); flag.step()) {
+            if (flag.counts(unit.landed)) {
+                const u32 from = at<const Destination>(c_.p.handle.destinations)[unit.slot + flag.slot()].rank;
+                failed = c_.waiter.wait_flag(wait::Phase::Combine, from, flag.of(unit.slot), c_.turn) != 0;
+            }
+        }
+        failed = __any_sync(WHOLE, failed);
         __syncwarp();
-        return !any;
+        return !failed;
     }
 
     __device__ __forceinline__ void finish(const Unit &) const {}
@@ -248,14 +278,40 @@ class Sums {
         return number;
     }
 
-    static __device__ __forceinline__ bool awaits(u32 landed) {
-        return (landed >> scan::lane() & 1) != 0;
-    }
-    __device__ __forceinline__ const u64 *flag(u32 slot, u32 piece) const {
-        return push::returned(c_.blocks, c_.g(), c_.g().rank, slot + scan::lane(), piece);
-    }
+    // The flags of pieces in landing slots that a lane looks at, one after the other: those of one slot, and
+    // then those of the next.
+    class Flag {
+      public:
+        __device__ __forceinline__ Flag(const Sums &sums, u32 piece)
+            : sums_(sums), piece_(piece), pieces_(sums.span_.pieces(sums.c_.g(), piece)),
+              number_(scan::lane()) {}
+
+        __device__ __forceinline__ bool in(u32 slots) const { return slot() < slots; }
+        __device__ __forceinline__ void step() { number_ += WARP; }
+        // Counted from the token's first.
+        __device__ __forceinline__ u32 slot() const { return number_ >> sums_.span_.shift; }
+        // Whether there is such a piece, and something lands in the slot.
+        __device__ __forceinline__ bool counts(u32 landed) const {
+            return within() < pieces_ && (landed >> slot() & 1) != 0;
+        }
+        __device__ __forceinline__ const u64 *of(u32 first) const {
+            const Context &c = sums_.c_;
+            return push::returned(c.blocks, c.g(), c.g().rank, first + slot(), piece_ + within());
+        }
+
+      private:
+        __device__ __forceinline__ u32 within() const {
+            return number_ & ((1u << sums_.span_.shift) - 1);
+        }
+
+        const Sums &sums_;
+        u32 piece_;
+        u32 pieces_;
+        u32 number_;
+    };
 
     const Context &c_;
+    Span span_;
     u32 units_;
     bool shares_;
     u32 unit_;

@@ -10,6 +10,9 @@
 namespace rows {
 
 // DEPTH quads of each lane make a part of a row. As many parts are in flight as shared memory holds.
+//
+// What is done for each part is a good third of the instructions of a combine, and on few multiprocessors
+// those are its limit: places in shared memory are kept as addresses, and wrap by comparison.
 template <u32 DEPTH>
 class Feed {
   public:
@@ -17,68 +20,72 @@ class Feed {
 
     // `memory` is the block's dynamic shared memory, of which each warp gets its share: two parts or more,
     // the last of which is for `keep`.
-    __device__ __forceinline__ explicit Feed(Quad *memory)
+    __device__ __forceinline__ explicit Feed(const Quad *memory)
         : parts_(ptx::dynamic_shared_bytes() / (blockDim.x / WARP) / PART_BYTES - 1),
-          memory_(memory + threadIdx.x / WARP * (parts_ + 1) * (DEPTH * WARP) + scan::lane()) {}
+          first_(ptx::shared_address(memory) + threadIdx.x / WARP * (parts_ + 1) * PART_BYTES +
+                 scan::lane() * u32(sizeof(Quad))),
+          kept_(first_ + parts_ * PART_BYTES), next_(first_), oldest_(first_) {}
 
     __device__ __forceinline__ bool full() const { return ahead_ == parts_; }
 
-    // Asks for the quads of `row` from `first` (a lane's own) up to `end`.
-    __device__ __forceinline__ void ask(const Quad *row, u32 first, u32 end) {
-        Quad *to = memory_ + next_ * (DEPTH * WARP);
+    // Asks for quads from address `from` on, where this lane's first one is: as many as a part has, at most
+    // those of the next `left` that are this lane's.
+    __device__ __forceinline__ void ask(u64 from, i32 left) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
-            if (first + i * WARP < end) {
-                ptx::copy_async(to + i * WARP, row + first + i * WARP);
+            if (left > i32(i * WARP)) {
+                ptx::copy_async(next_ + i * STRIDE, from + i * STRIDE);
             }
         }
         ptx::commit_copies();
-        next_ = next_ + 1 == parts_ ? 0 : next_ + 1;
+        next_ = behind(next_);
         ++ahead_;
     }
 
-    // The oldest part that was asked for. What would lie behind its `end` is not defined.
+    // The oldest part that was asked for. What would lie behind what was `left` is not defined.
     __device__ __forceinline__ void take(Quad (&quads)[DEPTH]) {
         --ahead_;
         wait_until_left(ahead_);
-        const Quad *from = memory_ + oldest_ * (DEPTH * WARP);
-#pragma unroll
-        for (u32 i = 0; i < DEPTH; ++i) {
-            quads[i] = from[i * WARP];
-        }
-        oldest_ = oldest_ + 1 == parts_ ? 0 : oldest_ + 1;
+        load(oldest_, quads);
+        oldest_ = behind(oldest_);
     }
 
     // Sets a part aside that is wanted later, where it takes no registers.
     __device__ __forceinline__ void keep(const Quad (&quads)[DEPTH]) {
-        Quad *to = memory_ + parts_ * (DEPTH * WARP);
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
-            to[i * WARP] = quads[i];
+            ptx::store_shared(kept_ + i * STRIDE, quads[i]);
         }
     }
-    __device__ __forceinline__ void kept(Quad (&quads)[DEPTH]) const {
-        const Quad *from = memory_ + parts_ * (DEPTH * WARP);
+    __device__ __forceinline__ void kept(Quad (&quads)[DEPTH]) const { load(kept_, quads); }
+
+  private:
+    // From one quad of a lane to its next.
+    static constexpr u32 STRIDE = WARP * sizeof(Quad);
+
+    static __device__ __forceinline__ void load(u32 from, Quad (&quads)[DEPTH]) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
-            quads[i] = from[i * WARP];
+            quads[i] = ptx::load_shared(from + i * STRIDE);
         }
     }
 
-  private:
-    // Waits until at most `parts` parts are in flight, or fewer: the number is part of the instruction.
+    __device__ __forceinline__ u32 behind(u32 part) const {
+        part += PART_BYTES;
+        return part == kept_ ? first_ : part;
+    }
+
+    // Waits until at most `parts` parts are in flight, or fewer: the number is part of the instruction. What
+    // is in flight while there is enough to do comes first, where shared memory holds six parts of each warp,
+    // and where it holds five.
     static __device__ __forceinline__ void wait_until_left(u32 parts) {
-        if (parts >= 11) {
-            ptx::wait_for_copies<11>();
-        } else if (parts >= 6) {
-            ptx::wait_for_copies<6>();
-        } else if (parts >= 4) {
+        if (parts == 4) {
             ptx::wait_for_copies<4>();
-        } else if (parts >= 3) {
+        } else if (parts == 3) {
             ptx::wait_for_copies<3>();
         } else if (parts >= 2) {
             ptx::wait_for_copies<2>();
-        } else if (parts >= 1) {
+        } else if (parts == 1) {
             ptx::wait_for_copies<1>();
         } else {
             ptx::wait_for_copies<0>();
@@ -86,9 +93,11 @@ class Feed {
     }
 
     u32 parts_;
-    Quad *memory_;
-    u32 next_ = 0;
-    u32 oldest_ = 0;
+    // Of this lane: its first part, and the place of what is kept, which lies behind the last.
+    u32 first_;
+    u32 kept_;
+    u32 next_;
+    u32 oldest_;
     u32 ahead_ = 0;
 };
 

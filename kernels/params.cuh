@@ -124,8 +124,11 @@ struct PushCombineParams {
     u32 weighted;
     u32 senders;
     u32 halves;
+    // How many pieces of a sum a warp takes together, as a power of two: of a partial sum, and of a token's.
+    u32 push_span;
+    u32 sum_span;
 };
-SAME_LAYOUT(PushCombineParams, 456, halves, 452);
+SAME_LAYOUT(PushCombineParams, 464, sum_span, 460);
 
 struct CountParams {
     Geometry geometry;

@@ -180,11 +180,31 @@ __device__ __forceinline__ Quad load_once(const Quad *from) {
     return quad;
 }
 
+// Where something lies within the block's shared memory: a word to reckon with, in place of a pointer of
+// which every access would find that out anew.
+__device__ __forceinline__ u32 shared_address(const void *of) {
+    return static_cast<u32>(__cvta_generic_to_shared(of));
+}
+
+__device__ __forceinline__ Quad load_shared(u32 from) {
+    Quad quad;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(quad.word[0]), "=r"(quad.word[1]), "=r"(quad.word[2]), "=r"(quad.word[3])
+                 : "r"(from)
+                 : "memory");
+    return quad;
+}
+
+__device__ __forceinline__ void store_shared(u32 to, const Quad &quad) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(quad.word[0]), "r"(quad.word[1]),
+                 "r"(quad.word[2]), "r"(quad.word[3])
+                 : "memory");
+}
+
 // Sixteen bytes into shared memory, past the registers and the L1 cache. They are there for the thread that
 // asked once it has waited.
-__device__ __forceinline__ void copy_async(Quad *to, const Quad *from) {
-    const u32 shared = static_cast<u32>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+__device__ __forceinline__ void copy_async(u32 to, u64 from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Makes one group of the copies that this thread asked for since the last.

@@ -107,44 +107,69 @@ struct Combine {
     }
 
     // Which part of a unit is asked for next: all rows and landing slots of as many quads as a part
-    // has, then those of the quads behind them. Landing slots are asked for once their flags were seen.
+    // has, then those of the quads behind them. Landing slots are asked for once their flags were seen;
+    // if no unit LANDS, there are none.
+    template <bool LANDS>
     class Cursor {
       public:
+        __device__ __forceinline__ explicit Cursor(const combine::Context &c)
+            : c_(c), landing_(LANDS ? c.landing(c.g().rank) : 0) {}
+
         __device__ __forceinline__ void enter(const Unit &unit) {
-            begin_ = unit.begin;
-            rows_ = unit.begin < unit.end ? unit.rows : 0;
-            landed_ = unit.begin < unit.end ? unit.landed : 0;
-            open_ = unit.landed == 0;
+            row_ = unit.row;
+            slot_ = unit.slot;
+            piece_ = unit.piece;
+            offset_ = (unit.begin + scan::lane()) * u32(sizeof(Quad));
+            left_ = i32(unit.end - unit.begin);
+            all_rows_ = unit.rows;
+            all_landed_ = LANDS ? unit.landed : 0;
+            open_ = all_landed_ == 0;
+            begin();
         }
 
         __device__ __forceinline__ bool at_end() const { return (rows_ | landed_) == 0; }
-        __device__ __forceinline__ bool at_gate() const { return rows_ == 0 && !open_; }
+        __device__ __forceinline__ bool at_gate() const { return LANDS && rows_ == 0 && !open_; }
         __device__ __forceinline__ void open() { open_ = true; }
+        template <typename Work>
+        __device__ __forceinline__ bool ready(const Work &work) const {
+            return work.ready(slot_, all_landed_, piece_);
+        }
 
-        __device__ __forceinline__ void ask(Feed &feed, const combine::Context &c, const Unit &unit) {
-            const Quad *row;
-            if (rows_ != 0) {
-                const u32 from = __ffs(rows_) - 1;
+        __device__ __forceinline__ void ask(Feed &feed) {
+            u64 from;
+            if (!LANDS || rows_ != 0) {
+                const u32 number = __shfl_sync(scan::WHOLE, row_, __ffs(rows_) - 1);
+                from = c_.p.expert_rows + u64(number) * c_.g().sum_bytes;
                 rows_ &= rows_ - 1;
-                const u32 number = __shfl_sync(scan::WHOLE, unit.row, from);
-                row = rows::row_of(c.p.expert_rows, number, c.quads());
             } else {
-                const u32 from = __ffs(landed_) - 1;
+                from = landing_ + u64(slot_ + __ffs(landed_) - 1) * c_.g().sum_bytes;
                 landed_ &= landed_ - 1;
-                row = rows::row_of(c.landing(c.g().rank), unit.slot + from, c.quads());
             }
-            feed.ask(row, begin_ + scan::lane(), unit.end);
+            feed.ask(from + offset_, left_ - i32(scan::lane()));
             if (at_end()) {
-                begin_ += DEPTH * scan::WARP;
-                if (begin_ < unit.end) {
-                    rows_ = unit.rows;
-                    landed_ = unit.landed;
-                }
+                offset_ += Feed::PART_BYTES;
+                left_ -= i32(DEPTH * scan::WARP);
+                begin();
             }
         }
 
       private:
-        u32 begin_ = 0;
+        __device__ __forceinline__ void begin() {
+            rows_ = left_ > 0 ? all_rows_ : 0;
+            landed_ = left_ > 0 ? all_landed_ : 0;
+        }
+
+        const combine::Context &c_;
+        u64 landing_;
+        u32 row_ = 0;
+        u32 slot_ = 0;
+        u32 piece_ = 0;
+        // From the first byte of a row to this lane's next quad, and how many quads are left of the unit.
+        u32 offset_ = 0;
+        i32 left_ = 0;
+        u32 all_rows_ = 0;
+        u32 all_landed_ = 0;
+        // What is left of those for the next quads.
         u32 rows_ = 0;
         u32 landed_ = 0;
         bool open_ = true;
@@ -156,7 +181,7 @@ struct Combine {
     __device__ __forceinline__ void stream_all(Work work) const {
         Feed feed(parts);
         Unit now = work.next();
-        Cursor cursor;
+        Cursor<Work::ADDS_RANKS> cursor(c);
         bool entered = false;
         while (now.out != nullptr) {
             if (!entered) {
@@ -176,18 +201,14 @@ struct Combine {
                         entered = true;
                         cursor.enter(then);
                     } else if (cursor.at_gate()) {
-                        const bool there = looks && work.ready(entered ? then.slot : now.slot,
-                                                               entered ? then.landed : now.landed,
-                                                               entered ? then.piece : now.piece);
+                        const bool there = looks && cursor.ready(work);
                         looks = false;
                         if (!there) {
                             return;
                         }
                         cursor.open();
-                    } else if (entered) {
-                        cursor.ask(feed, c, then);
                     } else {
-                        cursor.ask(feed, c, now);
+                        cursor.ask(feed);
                     }
                 }
             };
@@ -229,7 +250,7 @@ struct Combine {
             Quad quads[DEPTH];
             feed.take(quads);
             const float weight = __shfl_sync(scan::WHOLE, unit.weight, __ffs(left) - 1);
-            sum.add(quads, weight, c.p.weighted != 0);
+            sum.add(quads, weight);
         }
         return sum;
     }
@@ -247,23 +268,23 @@ struct Combine {
         for (u32 left = unit.landed; left != 0; left &= left - 1) {
             if (pending && (left & unit.below) == 0) {
                 feed.kept(quads);
-                sum.add(quads, 1.0f, false);
+                sum.add(quads);
                 pending = false;
             }
             fill();
             feed.take(quads);
-            sum.add(quads, 1.0f, false);
+            sum.add(quads);
         }
         if (pending) {
             feed.kept(quads);
-            sum.add(quads, 1.0f, false);
+            sum.add(quads);
         }
     }
 
     // The sum of the rows of a unit that is a small piece.
     __device__ __forceinline__ SmallSum add_small(const Unit &unit) const {
         SmallSum sum(unit.begin, unit.end, c.quads());
-        sum.add(c.p.expert_rows, unit.row, unit.weight, c.p.weighted != 0, unit.rows);
+        sum.add(c.p.expert_rows, unit.row, unit.weight, true, unit.rows);
         return sum;
     }
 

@@ -134,22 +134,19 @@ class Sum {
     }
 
     // Adds the same piece of another sum.
-    __device__ __forceinline__ void add(const Rounded &other) {
+    __device__ __forceinline__ void add(const Rounded &other) { add(other.quad); }
+
+    // Adds the same piece of a row that is at hand, or `weight` times that.
+    __device__ __forceinline__ void add(const Quad (&quads)[DEPTH]) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
-            dtype::add(sum_[i], other.quad[i]);
+            dtype::add(sum_[i], quads[i]);
         }
     }
-
-    // Adds the same piece of a row that is at hand.
-    __device__ __forceinline__ void add(const Quad (&quads)[DEPTH], float weight, bool weighted) {
+    __device__ __forceinline__ void add(const Quad (&quads)[DEPTH], float weight) {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
-            if (weighted) {
-                dtype::add_weighted(sum_[i], weight, quads[i]);
-            } else {
-                dtype::add(sum_[i], quads[i]);
-            }
+            dtype::add_weighted(sum_[i], weight, quads[i]);
         }
     }
 

@@ -143,7 +143,7 @@ impl<B: Backend> Lane<B> {
         let inner = &self.dispatcher().inner;
         let most_shared = inner.shared_bytes_per_block;
         let shape = launch::push_combine(&inner.geometry, self.push_blocks(), most_shared)
-            .of_combine(halves);
+            .of_halves(halves);
         let params = PushCombineParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),
@@ -157,6 +157,8 @@ impl<B: Backend> Lane<B> {
             weighted: inner.geometry.weighted,
             senders: shape.senders,
             halves,
+            push_span: shape.push_span,
+            sum_span: shape.sum_span,
         };
         // SAFETY: 1. addresses lie in the arguments, the lane, the handle or the dispatcher, which are
         // retained; the window keeps rows below the limit that was checked, and the output has a row

@@ -57,7 +57,18 @@ const STATIC_BYTES: u32 = 1 << 10;
 /// Bytes of a piece of a sum up to which rows go through registers instead; see `push_combine.cu`.
 const SMALL_PIECE_BYTES: u32 = 2 * WARP * 16;
 
-/// Where the blocks of a kernel that pushes are.
+/// The most blocks of a combine whose limit is what its multiprocessors execute, and not memory or links.
+const FEW_BLOCKS: u32 = 40;
+
+/// Units of work for each warp from which on larger ones would not leave any warp with much more to do than
+/// others.
+const ENOUGH_UNITS: u64 = 8;
+
+/// The most pieces of a sum that a warp takes together, as a power of two: a note of their flags says how many
+/// they are in three bits; see `combine_units.cuh`.
+const MOST_SPAN: u32 = 3;
+
+/// Where the blocks of a dispatch that pushes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PushShape {
     pub(crate) launch: LaunchShape,
@@ -77,17 +88,34 @@ impl PushShape {
         }
     }
 
-    /// The shape of so many of the halves of a combine.
-    pub(crate) fn of_combine(self, halves: u32) -> Self {
+    fn with_blocks(self, blocks: u32) -> Self {
+        Self { launch: LaunchShape { blocks, ..self.launch }, ..self }
+    }
+}
+
+/// Where the blocks of a combine that pushes are, and how much a warp takes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CombineShape {
+    pub(crate) launch: LaunchShape,
+    /// Blocks, from the first, that push before they add up.
+    pub(crate) senders: u32,
+    /// Pieces of a partial sum that a warp pushes together, as a power of two.
+    pub(crate) push_span: u32,
+    /// Pieces of a token's sum that a warp adds up together, as a power of two.
+    pub(crate) sum_span: u32,
+}
+
+impl CombineShape {
+    /// The shape of so many of the halves.
+    pub(crate) fn of_halves(self, halves: u32) -> Self {
         match (halves & HALF_SEND != 0, halves & HALF_RECEIVE != 0) {
-            (true, false) => self.with_blocks(self.senders.max(1)),
+            (true, false) => {
+                let launch = LaunchShape { blocks: self.senders.max(1), ..self.launch };
+                Self { launch, ..self }
+            }
             (false, true) => Self { senders: 0, ..self },
             _ => self,
         }
-    }
-
-    fn with_blocks(self, blocks: u32) -> Self {
-        Self { launch: LaunchShape { blocks, ..self.launch }, ..self }
     }
 }
 
@@ -120,7 +148,7 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
 
 /// A combine after such a dispatch, on a device whose blocks have at most `most_shared` bytes of shared
 /// memory.
-pub(crate) fn push_combine(g: &Geometry, budget: u32, most_shared: u32) -> PushShape {
+pub(crate) fn push_combine(g: &Geometry, budget: u32, most_shared: u32) -> CombineShape {
     let warps = PUSH_THREADS / WARP;
     let sums = u64::from(g.max_tokens) * u64::from(g.sum_pieces);
     let units = sums * u64::from(g.world);
@@ -130,6 +158,8 @@ pub(crate) fn push_combine(g: &Geometry, budget: u32, most_shared: u32) -> PushS
     let senders = match g.world {
         1 => 0,
         _ if pushed <= u64::from(blocks) * u64::from(warps) => blocks,
+        // It takes as long to make the partial sums of a peer's tokens as it takes to make one's own.
+        _ if blocks <= FEW_BLOCKS => blocks.div_ceil(2),
         // As many as keep the link busy; what they push are sums of several rows each.
         _ => (blocks * 5).div_ceil(12),
     };
@@ -137,7 +167,19 @@ pub(crate) fn push_combine(g: &Geometry, budget: u32, most_shared: u32) -> PushS
     let feed = if small { 0 } else { FEED_BYTES };
     let shared_bytes = feed.min(most_shared.saturating_sub(STATIC_BYTES));
     let launch = LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes };
-    PushShape { launch, listers: 0, senders }
+    let span = |units: u64, busy: u32| match small || blocks > FEW_BLOCKS {
+        true => 0,
+        false => span(g.sum_pieces, units, u64::from(busy) * u64::from(warps)),
+    };
+    CombineShape { launch, senders, push_span: span(pushed, senders), sum_span: span(sums, blocks) }
+}
+
+/// How many of the `pieces` of a sum a warp takes together, as a power of two, while all warps stay busy to the
+/// end. What it has to find out for each unit is as much for a small one as for a large one; where memory and
+/// links are the limit that costs nothing, and small units keep them busier.
+fn span(pieces: u32, units: u64, warps: u64) -> u32 {
+    let enough = |&span: &u32| units >> span >= ENOUGH_UNITS * warps && pieces > 1 << (span - 1);
+    (1..=MOST_SPAN).take_while(enough).last().unwrap_or(0)
 }
 
 /// One block whose threads each see to a rank: for kernels that wait, so that ranks which share a device
@@ -268,6 +310,23 @@ mod tests {
             assert!(shape.senders <= shape.launch.blocks, "{shape:?}");
             assert!(shape.launch.blocks <= budget, "{shape:?}");
         }
+    }
+
+    #[test]
+    fn warps_take_more_of_a_sum_where_they_have_enough_to_do() {
+        // Four pieces to a sum.
+        let large = geometry(256, 2, 4096);
+        assert_eq!(large.sum_pieces, 4);
+        let few = push_combine(&large, 24, 200 << 10);
+        assert_eq!((few.push_span, few.sum_span), (2, 2), "a whole sum: {few:?}");
+        let all = push_combine(&large, 132, 200 << 10);
+        assert_eq!((all.push_span, all.sum_span), (0, 0), "{all:?}");
+        let small = push_combine(&geometry(256, 2, 128), 24, 200 << 10);
+        assert_eq!((small.push_span, small.sum_span), (0, 0), "{small:?}");
+        assert_eq!(span(20, 1 << 20, 1), MOST_SPAN, "as many as a note can say");
+        assert_eq!(span(5, 1 << 20, 1), 3, "the whole of it");
+        assert_eq!(span(4, 1 << 20, 1), 2, "no more than there are");
+        assert_eq!(span(1, 1 << 20, 1), 0);
     }
 
     #[test]

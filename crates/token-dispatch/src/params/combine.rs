@@ -34,6 +34,10 @@ pub(crate) struct PushCombineParams {
     pub senders: u32,
     /// [`HALF_SEND`](super::HALF_SEND), [`HALF_RECEIVE`](super::HALF_RECEIVE), or both.
     pub halves: u32,
+    /// Pieces of a partial sum that a warp pushes together, as a power of two.
+    pub push_span: u32,
+    /// Pieces of a token's sum that a warp adds up together, as a power of two.
+    pub sum_span: u32,
 }
 
 /// Parameters of the expert rank's half of combine.
