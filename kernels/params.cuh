@@ -127,8 +127,10 @@ struct PushCombineParams {
     // How many pieces of a sum a warp takes together, as a power of two: of a partial sum, and of a token's.
     u32 push_span;
     u32 sum_span;
+    u32 num_tokens;
+    u32 row_limit;
 };
-SAME_LAYOUT(PushCombineParams, 464, sum_span, 460);
+SAME_LAYOUT(PushCombineParams, 472, row_limit, 468);
 
 struct CountParams {
     Geometry geometry;

@@ -374,8 +374,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     LaneState *lane = at<LaneState>(p.lane.state);
     const WindowState *window = at<const WindowState>(p.handle.window);
     const combine::Context context{p, waiter, blocks, lane->turn, window->end, window->tokens, prefix};
+    // On its way, as these are, while it is found out whether there is a fault.
+    const u32 rows = u32(*at<const i32>(p.handle.total));
     if (!faulted(waiter)) {
-        Combine{context, lane->epoch, StepView(p.state).step()}.run();
+        // Which dispatch filled the handle last, replays decide.
+        if (context.tokens <= p.num_tokens && rows <= p.row_limit) {
+            Combine{context, lane->epoch, StepView(p.state).step()}.run();
+        } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+            waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Combine, p.geometry.rank);
+        }
     }
     if (last_to_leave(lane) && threadIdx.x == 0) {
         lane->pushed = lane->reduced = 0;

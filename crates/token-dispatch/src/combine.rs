@@ -52,7 +52,7 @@ impl<B: Backend> Lane<B> {
         let pushed = step.was_pushed(self, args.handle);
         let ordinal = step.close(self, args.handle.id())?;
         if pushed {
-            return self.push_back(step, args, ordinal, HALF_SEND | HALF_RECEIVE);
+            return self.push_back(step, args, ordinal, HALF_SEND | HALF_RECEIVE, bounds);
         }
         self.return_sums(step, args, ordinal, bounds)?;
         self.reduce(step, args.handle, Some(&args.output), None, ordinal, bounds)
@@ -72,7 +72,7 @@ impl<B: Backend> Lane<B> {
         let bounds = self.check_combine("combine_send", step, args)?;
         let ordinal = step.send_back(self, args.handle.id())?;
         if step.was_pushed(self, args.handle) {
-            return self.push_back(step, args, ordinal, HALF_SEND);
+            return self.push_back(step, args, ordinal, HALF_SEND, bounds);
         }
         self.return_sums(step, args, ordinal, bounds)
     }
@@ -92,7 +92,7 @@ impl<B: Backend> Lane<B> {
         let pushed = step.was_pushed(self, args.handle);
         let ordinal = step.close_returned(self, args.handle.id())?;
         if pushed {
-            return self.push_back(step, args, ordinal, HALF_RECEIVE);
+            return self.push_back(step, args, ordinal, HALF_RECEIVE, bounds);
         }
         self.reduce(step, args.handle, Some(&args.output), None, ordinal, bounds)
     }
@@ -139,6 +139,7 @@ impl<B: Backend> Lane<B> {
         args: &Combine<'_, 'a, B>,
         ordinal: u32,
         halves: u32,
+        bounds: Bounds,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let most_shared = inner.shared_bytes_per_block;
@@ -159,11 +160,12 @@ impl<B: Backend> Lane<B> {
             halves,
             push_span: shape.push_span,
             sum_span: shape.sum_span,
+            num_tokens: bounds.tokens,
+            row_limit: bounds.rows,
         };
         // SAFETY: 1. addresses lie in the arguments, the lane, the handle or the dispatcher, which are
-        // retained; the window keeps rows below the limit that was checked, and the output has a row
-        // for each token. 2. Landing slots are this rank's by the sender's lists, ordered by the
-        // lane's signals and flags.
+        // retained; more rows or tokens in the handle than were checked are a fault. 2. Landing slots
+        // are this rank's by the sender's lists, ordered by the lane's signals and flags.
         Ok(unsafe {
             step.queue().launch::<kernels::PushCombine>(
                 &inner.kernels.push_combine,

@@ -184,7 +184,7 @@ fn agreements() -> String {
         }
         PushCombineParams in "" {
             geometry, wait, lane, handle, state, peer_required, expert_rows, output, ordinal, weighted,
-            senders, halves, push_span, sum_span,
+            senders, halves, push_span, sum_span, num_tokens, row_limit,
         }
         CountParams in "" {
             geometry, wait, lane, handle, state, required_by_dispatch, capacity, row_limit,

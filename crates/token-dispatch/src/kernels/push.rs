@@ -5,14 +5,14 @@
 //! the order of every sum are the same.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{Kernel, KernelSource, Phase, Rank};
+use ep_context::{FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
 use super::count::take_stock;
 use super::fold::fold;
 use super::gather::receive;
 use super::memory::{
-    LaneBlocks, StepView, entry_address, load, row_address, store, table, table_mut,
+    LaneBlocks, StepView, entry_address, load, raise, row_address, store, table, table_mut,
 };
 use super::received::{pair_width, pushed_lists};
 use super::route::{Lists, announce, build_lists, given_tokens};
@@ -271,6 +271,10 @@ impl Kernel for PushCombine {
             let (blocks, step) = (LaneBlocks::new(&p.lane, g), StepView::new(p.state));
             let lane: LaneState = load(p.lane.state);
             let window: WindowState = load(p.handle.window);
+            let rows = load::<i32>(p.handle.total).cast_unsigned();
+            if window.tokens > p.num_tokens || rows > p.row_limit {
+                return raise(&waiter, g, Phase::Combine, FaultKind::TooManyTokens);
+            }
             if p.halves & HALF_SEND != 0 {
                 reduce_push::release(&sending, &blocks, &waiter, &window);
                 reduce_push::push(&sending, &blocks, &window, |item| {
@@ -380,7 +384,7 @@ fn summing(p: &PushCombineParams) -> ReducePushParams {
         push: 1,
         release: 1,
         weighted: p.weighted,
-        row_limit: u32::MAX,
+        row_limit: p.row_limit,
         reserved: 0,
     }
 }
@@ -393,7 +397,7 @@ fn adding(p: &PushCombineParams) -> ReduceParams {
         handle: p.handle,
         output: p.output,
         weight_grads: 0,
-        num_tokens: u32::MAX,
+        num_tokens: p.num_tokens,
         reserved: 0,
     }
 }

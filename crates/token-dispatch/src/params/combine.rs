@@ -38,6 +38,10 @@ pub(crate) struct PushCombineParams {
     pub push_span: u32,
     /// Pieces of a token's sum that a warp adds up together, as a power of two.
     pub sum_span: u32,
+    /// Rows that the output has; more tokens are a fault.
+    pub num_tokens: u32,
+    /// Rows that the expert outputs have; more are a fault.
+    pub row_limit: u32,
 }
 
 /// Parameters of the expert rank's half of combine.
