@@ -252,8 +252,10 @@ struct PushWeightGradsParams {
     LaneParams lane;
     HandleParams handle;
     u64 row_grads;
+    u32 row_limit;
+    u32 reserved;
 };
-SAME_LAYOUT(PushWeightGradsParams, 416, row_grads, 408);
+SAME_LAYOUT(PushWeightGradsParams, 424, reserved, 420);
 
 struct AcknowledgeParams {
     Geometry geometry;

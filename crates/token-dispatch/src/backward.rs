@@ -146,7 +146,7 @@ impl<B: Backend> Lane<B> {
         self.check_row_weights(OP, row_weights, args.handle, bounds.rows)?;
         let ordinal = step.close(self, args.handle.id())?;
         if let Some(grads) = row_weights {
-            self.push_weight_grads(step, args.handle, grads)?;
+            self.push_weight_grads(step, args.handle, grads, bounds.rows)?;
         }
         let parts = PushParts { push: true, release: true, weighted: false };
         self.reduce_push(step, args.handle, &args.row_grads, ordinal, parts, bounds)?;
@@ -198,7 +198,7 @@ impl<B: Backend> Lane<B> {
             beside.regather(step, handle, &args.row_grads, expert_rows, received)?;
             backward(step)?;
             if let Some(grads) = &args.row_weight_grads {
-                beside.push_weight_grads(step, handle, grads)?;
+                beside.push_weight_grads(step, handle, grads, bounds.rows)?;
             }
             let parts = PushParts { push: true, release: false, weighted: false };
             Ok(self.reduce_push(step, handle, &args.row_grads, ordinal, parts, bounds)?)
@@ -379,6 +379,7 @@ impl<B: Backend> Lane<B> {
         step: &Step<'a, B>,
         handle: &Handle<B>,
         grads: &DeviceSlice<'a, B>,
+        row_limit: u32,
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let params = PushWeightGradsParams {
@@ -387,10 +388,11 @@ impl<B: Backend> Lane<B> {
             lane: self.params(),
             handle: handle.params(),
             row_grads: grads.address(),
+            row_limit,
+            reserved: 0,
         };
-        // SAFETY: addresses lie in `grads` or what is retained. The receiver's half of the same pair, queued
-        // before, has raised a fault if the handle has rows beyond the limit that was checked, and nothing
-        // has filled the handle since.
+        // SAFETY: addresses lie in `grads` or what is retained; rows of the handle beyond those of `grads`, as
+        // the callers check its length, are a fault.
         Ok(unsafe {
             step.queue().launch::<kernels::PushWeightGrads>(
                 &inner.kernels.push_weight_grads,

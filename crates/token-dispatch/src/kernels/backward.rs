@@ -206,8 +206,13 @@ impl Kernel for PushWeightGrads {
         let g = &p.geometry;
         // SAFETY: for this whole body, as for `Regather`; the owner cleared the area before it
         // signalled the dispatch that this belongs to.
-        if unsafe { HostWaiter::from_params(&p.wait) }.fault(Phase::Combine).is_some() {
+        let waiter = unsafe { HostWaiter::from_params(&p.wait) };
+        if waiter.fault(Phase::Combine).is_some() {
             return;
+        }
+        // SAFETY: see above.
+        if unsafe { load::<i32>(p.handle.total) }.cast_unsigned() > p.row_limit {
+            return raise(&waiter, g, Phase::Combine, FaultKind::TooManyTokens);
         }
         // SAFETY: see above.
         let (blocks, (items, pairs)) = unsafe { (LaneBlocks::new(&p.lane, g), lists(&p.handle)) };

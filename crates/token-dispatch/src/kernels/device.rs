@@ -207,7 +207,7 @@ fn agreements() -> String {
         RegatherParams in "" {
             geometry, wait, lane, handle, rows, expert_rows, row_limit, whole,
         }
-        PushWeightGradsParams in "" { geometry, wait, lane, handle, row_grads }
+        PushWeightGradsParams in "" { geometry, wait, lane, handle, row_grads, row_limit, reserved }
         AcknowledgeParams in "" { geometry, wait, lane, state, peer_required, ordinal, reserved }
         StepEndParams in "" {
             wait, state, peer_required, required_by_dispatch, ring, stride, records, max_dispatches,

@@ -83,4 +83,8 @@ pub(crate) struct PushWeightGradsParams {
     pub handle: HandleParams,
     /// `[capacity]` f32, in the flat layout `[capacity, flat_width]`.
     pub row_grads: u64,
+    /// Rows that the gradients have; more are a fault.
+    pub row_limit: u32,
+    /// Zero.
+    pub reserved: u32,
 }
