@@ -100,6 +100,7 @@ macro_rules! conformance_suite {
                 a_refused_dispatch_changes_no_handle,
                 gradients_of_fewer_tokens_than_were_sent_are_a_fault,
                 gradients_of_fewer_rows_than_were_received_are_a_fault,
+                a_combine_of_more_than_it_has_memory_for_is_a_fault,
                 a_trim_ends_what_handles_hold,
                 handles_that_rounds_filled_are_refused,
                 a_handle_that_another_step_fills_is_refused;

@@ -131,7 +131,7 @@ impl<B: Backend> Lane<B> {
     /// # Errors
     ///
     /// [`DispatchError::Order`] if that did not come before; [`DispatchError::Argument`] for a slice
-    /// that is too short.
+    /// that is too short. What the handle holds is held to the memory for it as in [`Lane::combine`].
     pub fn dispatch_backward<'a>(
         &self,
         step: &mut Step<'a, B>,

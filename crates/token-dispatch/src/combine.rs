@@ -43,6 +43,10 @@ impl<B: Backend> Lane<B> {
     ///
     /// [`DispatchError::Argument`] for a slice that is too short, [`DispatchError::Order`] if no
     /// dispatch into this handle is open on this lane.
+    ///
+    /// Where a replay that runs between the two leaves another dispatch in the handle, of more tokens or rows than
+    /// there is memory for, this is a fault of the rank:
+    /// [`FaultKind::TooManyTokens`](ep_context::FaultKind::TooManyTokens).
     pub fn combine<'a>(
         &self,
         step: &mut Step<'a, B>,

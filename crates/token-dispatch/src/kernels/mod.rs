@@ -22,6 +22,8 @@ mod count;
 mod device;
 mod fold;
 mod gather;
+#[cfg(test)]
+mod limits;
 mod memory;
 mod push;
 mod received;
