@@ -180,6 +180,33 @@ __device__ __forceinline__ Quad load_once(const Quad *from) {
     return quad;
 }
 
+// The same for bytes that are read again soon, which L2 keeps before others, and for what was kept so and is
+// not wanted any more.
+__device__ __forceinline__ Quad load_kept(const Quad *from) {
+    Quad quad;
+    asm volatile("{\n\t"
+                 ".reg .b64 policy;\n\t"
+                 "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n\t"
+                 "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy;\n\t"
+                 "}"
+                 : "=r"(quad.word[0]), "=r"(quad.word[1]), "=r"(quad.word[2]), "=r"(quad.word[3])
+                 : "l"(from)
+                 : "memory");
+    return quad;
+}
+__device__ __forceinline__ Quad load_last(const Quad *from) {
+    Quad quad;
+    asm volatile("{\n\t"
+                 ".reg .b64 policy;\n\t"
+                 "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
+                 "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy;\n\t"
+                 "}"
+                 : "=r"(quad.word[0]), "=r"(quad.word[1]), "=r"(quad.word[2]), "=r"(quad.word[3])
+                 : "l"(from)
+                 : "memory");
+    return quad;
+}
+
 // Where something lies within the block's shared memory: a word to reckon with, in place of a pointer of
 // which every access would find that out anew.
 __device__ __forceinline__ u32 shared_address(const void *of) {

@@ -78,8 +78,13 @@ struct RowTargets {
     }
 };
 
+// How bytes are read that go elsewhere: once; for the first of two times that are not far apart; or for the
+// last, into rows that nobody reads soon. A token that is sent is read again for this rank's own experts, and
+// found in L2 then, if that keeps it before what is stored meanwhile.
+enum class Reading { ONCE, FIRST, LAST };
+
 // As much of a row as a warp has in flight: DEPTH quads in each lane.
-template <u32 DEPTH>
+template <u32 DEPTH, Reading READING>
 class Tile {
   public:
     // The quads of `piece` from `begin` on.
@@ -88,19 +93,19 @@ class Tile {
 #pragma unroll
         for (u32 i = 0; i < DEPTH; ++i) {
             if (first_ + i * WARP < end_) {
-                quad_[i] = ptx::load_once(row + first_ + i * WARP);
+                quad_[i] = load(row + first_ + i * WARP);
             }
         }
     }
 
-    template <bool STREAMING, typename To>
+    template <typename To>
     __device__ __forceinline__ void store(const To &to) const {
         for (u32 left = to.lanes; left != 0; left &= left - 1) {
             Quad *row = to.of(__ffs(left) - 1);
 #pragma unroll
             for (u32 i = 0; i < DEPTH; ++i) {
                 if (first_ + i * WARP < end_) {
-                    if (STREAMING) {
+                    if (READING == Reading::LAST) {
                         ptx::store_streaming(row + first_ + i * WARP, quad_[i]);
                     } else {
                         ptx::store_quad(row + first_ + i * WARP, quad_[i]);
@@ -111,24 +116,34 @@ class Tile {
     }
 
   private:
+    static __device__ __forceinline__ Quad load(const Quad *from) {
+        switch (READING) {
+        case Reading::FIRST:
+            return ptx::load_kept(from);
+        case Reading::LAST:
+            return ptx::load_last(from);
+        default:
+            return ptx::load_once(from);
+        }
+    }
+
     u32 first_;
     u32 end_;
     Quad quad_[DEPTH];
 };
 
-// Copies a piece of a row to several. Its first part is on its way before `find` says where to. STREAMING: to
-// rows that nobody reads soon.
-template <u32 DEPTH, bool STREAMING = false, typename Find>
+// Copies a piece of a row to several. Its first part is on its way before `find` says where to.
+template <u32 DEPTH, Reading READING = Reading::ONCE, typename Find>
 __device__ __forceinline__ bool move(u64 from, const Piece &piece, Find find) {
     const Quad *row = at<const Quad>(from);
-    const Tile<DEPTH> tile(row, piece.begin, piece);
+    const Tile<DEPTH, READING> tile(row, piece.begin, piece);
     const auto to = find();
     if (to.lanes == 0) {
         return false;
     }
-    tile.template store<STREAMING>(to);
+    tile.store(to);
     for (u32 begin = piece.begin + DEPTH * WARP; begin < piece.end; begin += DEPTH * WARP) {
-        Tile<DEPTH>(row, begin, piece).template store<STREAMING>(to);
+        Tile<DEPTH, READING>(row, begin, piece).store(to);
     }
     return true;
 }

@@ -150,7 +150,7 @@ class Receiving {
                                              geometry.rank, source, row_bytes);
         const push::Piece piece =
             push::piece_of(row_bytes / sizeof(Quad), number, geometry.row_pieces);
-        push::move<DEPTH, true>(from + u64(item.token) * row_bytes, piece, [&] {
+        push::move<DEPTH, push::Reading::LAST>(from + u64(item.token) * row_bytes, piece, [&] {
             return push::RowTargets{c_.p.rows, row_bytes, reference.row, lanes};
         });
         return true;

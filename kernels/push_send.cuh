@@ -82,7 +82,8 @@ class Sending {
         const push::Piece piece =
             push::piece_of(row_bytes / sizeof(Quad), number, geometry.row_pieces);
         u32 rank = NONE;
-        const bool sent = push::move<DEPTH>(c_.p.tokens + u64(token) * row_bytes, piece, [&] {
+        const u64 from = c_.p.tokens + u64(token) * row_bytes;
+        const bool sent = push::move<DEPTH, push::Reading::FIRST>(from, piece, [&] {
             rank = goes_to(token);
             flush();
             return places(rank, geometry.lane.pushed_rows, token, row_bytes);
