@@ -135,6 +135,7 @@ macro_rules! conformance_suite {
             streams:
                 two_lanes_on_two_streams,
                 a_dispatch_beside_the_experts_of_another_lane,
+                whole_sums_on_few_multiprocessors,
                 a_lane_says_what_a_budget_leaves_it;
             halves:
                 halves_equal_the_oracle,

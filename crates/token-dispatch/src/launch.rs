@@ -58,7 +58,7 @@ const STATIC_BYTES: u32 = 1 << 10;
 const SMALL_PIECE_BYTES: u32 = 2 * WARP * 16;
 
 /// The most blocks of a combine whose limit is what its multiprocessors execute, and not memory or links.
-const FEW_BLOCKS: u32 = 40;
+const FEW_BLOCKS: u32 = 64;
 
 /// Units of work for each warp from which on larger ones would not leave any warp with much more to do than
 /// others.
@@ -321,6 +321,15 @@ mod tests {
         assert_eq!((few.push_span, few.sum_span), (2, 2), "a whole sum: {few:?}");
         let all = push_combine(&large, 132, 200 << 10);
         assert_eq!((all.push_span, all.sum_span), (0, 0), "{all:?}");
+        let half = push_combine(&large, 48, 200 << 10);
+        assert_eq!((half.push_span, half.sum_span), (2, 1), "{half:?}");
+        // Three pieces, which the last unit does not fill.
+        let map = ExpertMap::contiguous(6, 3).unwrap();
+        let config = DispatchConfig::builder(2056, 2, 342, map).build().unwrap();
+        let odd = Geometry::new(&config, ep_context::Rank(0), 3);
+        assert_eq!(odd.sum_pieces, 3);
+        let shapes = [4, 9, 24].map(|sms| push_combine(&odd, sms, 200 << 10));
+        assert_eq!(shapes.map(|shape| (shape.push_span, shape.sum_span)), [(2, 1), (1, 0), (0, 0)]);
         let small = push_combine(&geometry(256, 2, 128), 24, 200 << 10);
         assert_eq!((small.push_span, small.sum_span), (0, 0), "{small:?}");
         assert_eq!(span(20, 1 << 20, 1), MOST_SPAN, "as many as a note can say");

@@ -144,6 +144,31 @@ pub fn a_dispatch_beside_the_experts_of_another_lane<T: TestBackend>() {
     }
 }
 
+/// Many tokens on few multiprocessors, where a warp adds up several pieces of a sum together: how many differs
+/// between ranks, and the last unit of a sum has fewer.
+pub fn whole_sums_on_few_multiprocessors<T: TestBackend>() {
+    let case = Case { hidden: 2056, tokens: vec![342; 3], ..Case::new(3) }.on::<T>().capacity(400);
+    let runs = T::on_ranks(case.world(), |env| {
+        let rig = std::sync::Arc::new(Rig::<T>::new(env, &case));
+        let (dispatcher, stream) = (rig.group.dispatcher(), rig.group.stream());
+        let queued = {
+            let rig = rig.clone();
+            move |step: &mut Step<'static, T::Backend>| {
+                let layer = Budgeted { rig: &rig, layer: 0 };
+                layer.dispatch(step)?;
+                layer.experts(step)?;
+                layer.combine(step)
+            }
+        };
+        let graph = StepGraph::record(dispatcher, stream, StepOptions::new(), queued);
+        let graph = graph.expect("it can be recorded");
+        (0..2).map(|step| rig.replay(&graph, step)).collect::<Vec<RankRun>>()
+    });
+    for (step, runs) in by_step(&runs).iter().enumerate() {
+        StepOracle::new(&case, step, case.capacity.as_deref()).check(&format!("step {step}"), runs);
+    }
+}
+
 /// A lane with a budget says that it has no more multiprocessors than it is told to use, and no more than the
 /// lane has without; another budget takes the place of the first, and none gives all back; fewer than an
 /// operation needs are refused. Grids that keep to it are those of unit tests.
