@@ -34,6 +34,7 @@ struct Context {
 // How many pieces of a sum a warp takes together, as a power of two. Flags are those of single pieces, so that
 // whoever waits need not know. The more it takes, the less it has to find out for each.
 struct Span {
+    static constexpr u32 MOST = 3;
     u32 shift;
 
     // Units of each sum.
@@ -82,7 +83,7 @@ struct Unit {
         const RowRef pair =
             mine ? at<const RowRef>(c.p.handle.pairs)[item.begin + scan::lane()] : RowRef{};
         row = pair.row;
-        // One times a value is that value, to the last bit.
+        // Always a product, since to choose for each part costs more than it: one times a number is that number.
         weight = c.p.weighted != 0 ? pair.weight : 1.0f;
         rows = __ballot_sync(WHOLE, mine);
     }
@@ -159,6 +160,7 @@ class Partials {
     // A note is the address of the first flag, and in the bits that are zero there, how many more follow.
     struct Raise {
         static constexpr u64 MORE = sizeof(u64) - 1;
+        static_assert((1u << Span::MOST) - 1 <= MORE, "a note says how many flags a unit has");
         u64 turn;
         __device__ __forceinline__ void operator()(u64 note) const {
             u64 *flag = at<u64>(note & ~MORE);
@@ -240,9 +242,9 @@ class Sums {
     // Whether all is there that other ranks push for a unit.
     __device__ __forceinline__ bool ready(u32 slot, u32 landed, u32 piece) const {
         bool there = true;
-        for (Flag flag(*this, piece); flag.in(c_.g().fanout); flag.step()) {
-            if (flag.counts(landed)) {
-                there &= ptx::load_acquire_sys(flag.of(slot)) == c_.turn;
+        for (Flags flags(*this, piece); flags.in(c_.g().fanout); flags.step()) {
+            if (flags.is_awaited(landed)) {
+                there &= ptx::load_acquire_sys(flags.of(slot)) == c_.turn;
             }
         }
         there = __all_sync(WHOLE, there);
@@ -254,10 +256,10 @@ class Sums {
     // Waits for it, each lane for some of the flags; whether it came.
     __device__ __forceinline__ bool await(const Unit &unit) const {
         bool failed = false;
-        for (Flag flag(*this, unit.piece); !failed && flag.in(c_.g().fanout); flag.step()) {
-            if (flag.counts(unit.landed)) {
-                const u32 from = at<const Destination>(c_.p.handle.destinations)[unit.slot + flag.slot()].rank;
-                failed = c_.waiter.wait_flag(wait::Phase::Combine, from, flag.of(unit.slot), c_.turn) != 0;
+        for (Flags flags(*this, unit.piece); !failed && flags.in(c_.g().fanout); flags.step()) {
+            if (flags.is_awaited(unit.landed)) {
+                const u32 from = at<const Destination>(c_.p.handle.destinations)[unit.slot + flags.slot()].rank;
+                failed = c_.waiter.wait_flag(wait::Phase::Combine, from, flags.of(unit.slot), c_.turn) != 0;
             }
         }
         failed = __any_sync(WHOLE, failed);
@@ -280,9 +282,9 @@ class Sums {
 
     // The flags of pieces in landing slots that a lane looks at, one after the other: those of one slot, and
     // then those of the next.
-    class Flag {
+    class Flags {
       public:
-        __device__ __forceinline__ Flag(const Sums &sums, u32 piece)
+        __device__ __forceinline__ Flags(const Sums &sums, u32 piece)
             : sums_(sums), piece_(piece), pieces_(sums.span_.pieces(sums.c_.g(), piece)),
               number_(scan::lane()) {}
 
@@ -291,7 +293,7 @@ class Sums {
         // Counted from the token's first.
         __device__ __forceinline__ u32 slot() const { return number_ >> sums_.span_.shift; }
         // Whether there is such a piece, and something lands in the slot.
-        __device__ __forceinline__ bool counts(u32 landed) const {
+        __device__ __forceinline__ bool is_awaited(u32 landed) const {
             return within() < pieces_ && (landed >> slot() & 1) != 0;
         }
         __device__ __forceinline__ const u64 *of(u32 first) const {

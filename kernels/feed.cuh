@@ -20,7 +20,7 @@ class Feed {
 
     // `memory` is the block's dynamic shared memory, of which each warp gets its share: two parts or more,
     // the last of which is for `keep`.
-    __device__ __forceinline__ explicit Feed(const Quad *memory)
+    __device__ __forceinline__ explicit Feed(Quad *memory)
         : parts_(ptx::dynamic_shared_bytes() / (blockDim.x / WARP) / PART_BYTES - 1),
           first_(ptx::shared_address(memory) + threadIdx.x / WARP * (parts_ + 1) * PART_BYTES +
                  scan::lane() * u32(sizeof(Quad))),

@@ -37,6 +37,8 @@ pub const WINDOW: Text = ("window.cuh", include_str!("window.cuh"));
 pub const FEED: Text = ("feed.cuh", include_str!("feed.cuh"));
 /// What a warp of a pushed combine adds up.
 pub const COMBINE_UNITS: Text = ("combine_units.cuh", include_str!("combine_units.cuh"));
+/// Sums of rows that are streamed through shared memory.
+pub const COMBINE_STREAM: Text = ("combine_stream.cuh", include_str!("combine_stream.cuh"));
 /// What all parts of a pushed dispatch have in common.
 pub const PUSH_CONTEXT: Text = ("push_context.cuh", include_str!("push_context.cuh"));
 /// Which ranks get which tokens.
@@ -95,6 +97,7 @@ pub const HEADERS: &[Text] = &[
     PUSH_PLACES,
     PUSH_RECEIVE,
     COMBINE_UNITS,
+    COMBINE_STREAM,
     STALE,
 ];
 

@@ -124,7 +124,8 @@ struct PushCombineParams {
     u32 weighted;
     u32 senders;
     u32 halves;
-    // How many pieces of a sum a warp takes together, as a power of two: of a partial sum, and of a token's.
+    // How many pieces of a sum a warp takes together, as a power of two, at most combine::Span::MOST: of a
+    // partial sum, and of a token's.
     u32 push_span;
     u32 sum_span;
     u32 num_tokens;

@@ -180,8 +180,8 @@ __device__ __forceinline__ Quad load_once(const Quad *from) {
     return quad;
 }
 
-// The same for bytes that are read again soon, which L2 keeps before others, and for what was kept so and is
-// not wanted any more.
+// The same for bytes that are read again soon, which L2 keeps before others; and for bytes that nobody wants any
+// more, whether they were kept so or not.
 __device__ __forceinline__ Quad load_kept(const Quad *from) {
     Quad quad;
     asm volatile("{\n\t"

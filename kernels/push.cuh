@@ -80,7 +80,9 @@ struct RowTargets {
 
 // How bytes are read that go elsewhere: once; for the first of two times that are not far apart; or for the
 // last, into rows that nobody reads soon. A token that is sent is read again for this rank's own experts, and
-// found in L2 then, if that keeps it before what is stored meanwhile.
+// found in L2 then, if that keeps it before what is stored meanwhile. Nothing orders the two, and a token that has no
+// expert here stays until others push it out: worth it while most tokens have one. What the last reader stores, only
+// another kernel reads.
 enum class Reading { ONCE, FIRST, LAST };
 
 // As much of a row as a warp has in flight: DEPTH quads in each lane.

@@ -6,12 +6,12 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const Geometry &g = p.geometry;
     const wait::Waiter waiter(p.wait);
     // On its way while it is found out whether there is a fault.
-    const u32 rows = u32(*at<const i32>(p.handle.total));
+    const u32 total = u32(*at<const i32>(p.handle.total));
     if (faulted(waiter)) {
         return;
     }
     // Which dispatch filled the handle last, replays decide.
-    if (rows > p.row_limit) {
+    if (total > p.row_limit) {
         if (blockIdx.x == 0 && threadIdx.x == 0) {
             waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Combine, g.rank);
         }

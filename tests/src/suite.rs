@@ -134,7 +134,8 @@ macro_rules! conformance_suite {
                 a_lane_serves_steps_with_and_without_combine;
             streams:
                 two_lanes_on_two_streams,
-                a_dispatch_beside_the_experts_of_another_lane,
+                a_dispatch_beside_the_experts_of_another_lane;
+            budgets:
                 whole_sums_on_few_multiprocessors,
                 a_lane_says_what_a_budget_leaves_it;
             halves:

@@ -131,7 +131,8 @@ impl<B: Backend> Lane<B> {
     /// # Errors
     ///
     /// [`DispatchError::Order`] if that did not come before; [`DispatchError::Argument`] for a slice
-    /// that is too short. What the handle holds is held to the memory for it as in [`Lane::combine`].
+    /// that is too short. Where a replay has left more in the handle than there is memory for, that is a
+    /// fault, as in [`Lane::combine`].
     pub fn dispatch_backward<'a>(
         &self,
         step: &mut Step<'a, B>,

@@ -147,8 +147,8 @@ impl<B: Backend> Lane<B> {
     ) -> Result<(), DispatchError> {
         let inner = &self.dispatcher().inner;
         let most_shared = inner.shared_bytes_per_block;
-        let shape = launch::push_combine(&inner.geometry, self.push_blocks(), most_shared)
-            .of_halves(halves);
+        let (g, blocks) = (&inner.geometry, self.push_blocks());
+        let shape = launch::push_combine(g, bounds.tokens, blocks, most_shared).of_halves(halves);
         let params = PushCombineParams {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),

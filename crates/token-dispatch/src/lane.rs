@@ -244,7 +244,7 @@ mod tests {
             for budget in LEAST_SMS..=132 {
                 let shapes = [
                     launch::push_dispatch(&g, tokens as u32, budget).launch,
-                    launch::push_combine(&g, budget, 200 << 10).launch,
+                    launch::push_combine(&g, g.max_tokens, budget, 200 << 10).launch,
                     launch::route(&g, budget),
                     launch::stage(&g, budget),
                     launch::items(&g, g.sum_bytes, budget),

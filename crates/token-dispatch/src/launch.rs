@@ -148,17 +148,23 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
 
 /// A combine after such a dispatch, on a device whose blocks have at most `most_shared` bytes of shared
 /// memory.
-pub(crate) fn push_combine(g: &Geometry, budget: u32, most_shared: u32) -> CombineShape {
+pub(crate) fn push_combine(
+    g: &Geometry,
+    tokens: u32,
+    budget: u32,
+    most_shared: u32,
+) -> CombineShape {
     let warps = PUSH_THREADS / WARP;
     let sums = u64::from(g.max_tokens) * u64::from(g.sum_pieces);
     let units = sums * u64::from(g.world);
     let blocks = units.div_ceil((warps / 2).into()).clamp(1, budget.max(1).into()) as u32;
     // Where there is a piece for every warp to push before it adds up, that is the shortest way.
-    let pushed = sums * u64::from(g.world - 1);
+    let pushed = sums * u64::from(g.fanout.min(g.world - 1));
     let senders = match g.world {
         1 => 0,
         _ if pushed <= u64::from(blocks) * u64::from(warps) => blocks,
-        // It takes as long to make the partial sums of a peer's tokens as it takes to make one's own.
+        // Between two ranks the partial sums of a peer's tokens are as many as those of a rank's own. With
+        // more it was not measured.
         _ if blocks <= FEW_BLOCKS => blocks.div_ceil(2),
         // As many as keep the link busy; what they push are sums of several rows each.
         _ => (blocks * 5).div_ceil(12),
@@ -167,11 +173,16 @@ pub(crate) fn push_combine(g: &Geometry, budget: u32, most_shared: u32) -> Combi
     let feed = if small { 0 } else { FEED_BYTES };
     let shared_bytes = feed.min(most_shared.saturating_sub(STATIC_BYTES));
     let launch = LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes };
-    let span = |units: u64, busy: u32| match small || blocks > FEW_BLOCKS {
-        true => 0,
-        false => span(g.sum_pieces, units, u64::from(busy) * u64::from(warps)),
+    // Of as many as there are tokens of this one; of how many others have, all that is known is the most.
+    let together = |most: u64, busy: u32| {
+        if small || busy == 0 || blocks > FEW_BLOCKS {
+            return 0;
+        }
+        let units = most / u64::from(g.max_tokens.max(1)) * u64::from(tokens);
+        span(g.sum_pieces, units, u64::from(busy) * u64::from(warps))
     };
-    CombineShape { launch, senders, push_span: span(pushed, senders), sum_span: span(sums, blocks) }
+    let (push_span, sum_span) = (together(pushed, senders), together(sums, blocks));
+    CombineShape { launch, senders, push_span, sum_span }
 }
 
 /// How many of the `pieces` of a sum a warp takes together, as a power of two, while all warps stay busy to the
@@ -305,8 +316,11 @@ mod tests {
             let places = g.world * g.slots + 2 * g.slots + 1;
             assert!(shape.launch.shared_bytes >= 4 * places, "where rows belong");
             assert!(u64::from(shape.launch.shared_bytes) <= LIST_BYTES);
-            let shape = push_combine(&g, budget, 100 << 10);
+            let shape = push_combine(&g, tokens as u32, budget, 100 << 10);
             assert!(shape.launch.shared_bytes < 100 << 10, "{shape:?}");
+            // Two parts of 2 KiB for each warp, or none.
+            let least = PUSH_THREADS / WARP * 2 * 2048;
+            assert!(shape.launch.shared_bytes == 0 || shape.launch.shared_bytes >= least);
             assert!(shape.senders <= shape.launch.blocks, "{shape:?}");
             assert!(shape.launch.blocks <= budget, "{shape:?}");
         }
@@ -317,20 +331,26 @@ mod tests {
         // Four pieces to a sum.
         let large = geometry(256, 2, 4096);
         assert_eq!(large.sum_pieces, 4);
-        let few = push_combine(&large, 24, 200 << 10);
+        let few = push_combine(&large, 4096, 24, 200 << 10);
         assert_eq!((few.push_span, few.sum_span), (2, 2), "a whole sum: {few:?}");
-        let all = push_combine(&large, 132, 200 << 10);
+        let all = push_combine(&large, 4096, 132, 200 << 10);
         assert_eq!((all.push_span, all.sum_span), (0, 0), "{all:?}");
-        let half = push_combine(&large, 48, 200 << 10);
+        let fewer = push_combine(&large, 64, 24, 200 << 10);
+        assert_eq!((fewer.push_span, fewer.sum_span), (0, 0), "a piece for most warps: {fewer:?}");
+        let half = push_combine(&large, 4096, 48, 200 << 10);
         assert_eq!((half.push_span, half.sum_span), (2, 1), "{half:?}");
         // Three pieces, which the last unit does not fill.
-        let map = ExpertMap::contiguous(6, 3).unwrap();
-        let config = DispatchConfig::builder(2056, 2, 342, map).build().unwrap();
-        let odd = Geometry::new(&config, ep_context::Rank(0), 3);
-        assert_eq!(odd.sum_pieces, 3);
-        let shapes = [4, 9, 24].map(|sms| push_combine(&odd, sms, 200 << 10));
-        assert_eq!(shapes.map(|shape| (shape.push_span, shape.sum_span)), [(2, 1), (1, 0), (0, 0)]);
-        let small = push_combine(&geometry(256, 2, 128), 24, 200 << 10);
+        let spans = |ranks: usize, sms| {
+            let map = ExpertMap::contiguous(2 * ranks, ranks).unwrap();
+            let config = DispatchConfig::builder(2056, 2, 768, map).build().unwrap();
+            let odd = Geometry::new(&config, ep_context::Rank(0), ranks);
+            assert_eq!(odd.sum_pieces, 3);
+            let shape = push_combine(&odd, 768, sms, 200 << 10);
+            (shape.push_span, shape.sum_span)
+        };
+        assert_eq!([4, 9, 24].map(|sms| spans(3, sms)), [(2, 2), (2, 1), (1, 0)]);
+        assert_eq!([9, 24].map(|sms| spans(2, sms)), [(1, 1), (0, 0)]);
+        let small = push_combine(&geometry(256, 2, 128), 128, 24, 200 << 10);
         assert_eq!((small.push_span, small.sum_span), (0, 0), "{small:?}");
         assert_eq!(span(20, 1 << 20, 1), MOST_SPAN, "as many as a note can say");
         assert_eq!(span(5, 1 << 20, 1), 3, "the whole of it");

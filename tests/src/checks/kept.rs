@@ -1,4 +1,4 @@
-//! Backward passes on handles that do not hold what the pass was queued for.
+//! Backward passes and combines on handles that do not hold what they were queued for.
 
 use graph_ep::ep_context::FaultKind;
 use graph_ep::{

@@ -1,6 +1,7 @@
 //! The checks, one module a theme. Each is generic over the backend and panics where that is wrong.
 
 pub mod backward;
+pub mod budgets;
 pub mod capture;
 pub mod embedded;
 pub mod engines;

@@ -96,9 +96,14 @@ fn pass_event(
 fn pass_edge(driver: &Driver, before: &CudaStream, after: &CudaStream) -> Result<(), BackendError> {
     let event = Device::create_event(driver)?;
     let passed = pass(driver, event, before, after);
-    // SAFETY: created above, and this thread is the one that captures; the edge is made.
-    let destroyed = unsafe { driver.cuEventDestroy_v2(event.0) };
-    passed.and_then(|()| destroyed.map_err(|error| before.inner.failed(NAME, error)))
+    // SAFETY: created above, and nobody else's. The caller holds the lock of the recording, so that the
+    // capture does not end meanwhile.
+    if let Err(error) = unsafe { driver.cuEventDestroy_v2(event.0) } {
+        // That of earlier work, which the next call reports as well: the edge is there.
+        let error = before.inner.failed(NAME, error);
+        tracing::debug!(%error, "the event of an edge was not destroyed");
+    }
+    passed
 }
 
 fn pass(
