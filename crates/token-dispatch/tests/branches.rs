@@ -96,6 +96,27 @@ fn await_word(word: &AtomicU32) {
     }
 }
 
+/// Sets a word to one more than another is.
+struct Witness;
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct WitnessParams {
+    from: u64,
+    to: u64,
+}
+
+impl Kernel for Witness {
+    type Params = WitnessParams;
+    const NAME: &'static str = "witness";
+
+    unsafe fn run_on_host(p: &WitnessParams) {
+        // SAFETY: the launch retains both words, which are only accessed atomically.
+        let (from, to) = unsafe { (&*pointer::<AtomicU32>(p.from), &*pointer::<AtomicU32>(p.to)) };
+        to.store(from.load(Ordering::Acquire) + 1, Ordering::Release);
+    }
+}
+
 struct Broken;
 
 impl Kernel for Broken {
@@ -323,12 +344,32 @@ impl Rank {
 }
 
 fn on_ranks(world: usize, capacity: u32, shared_rows: bool, run: impl Fn(&Rank) + Sync) {
+    ranks_on(None, world, capacity, shared_rows, run);
+}
+
+/// The same, all on one device.
+fn on_one_device(world: usize, run: impl Fn(&Rank) + Sync) {
+    ranks_on(Some("shared"), world, u32::MAX, true, run);
+}
+
+fn ranks_on(
+    device: Option<&str>,
+    world: usize,
+    capacity: u32,
+    shared_rows: bool,
+    run: impl Fn(&Rank) + Sync,
+) {
     let group = ThreadGroup::new(world).expect("a group");
     thread::scope(|scope| {
         for (rank, rendezvous) in group.into_iter().enumerate() {
             let run = &run;
             scope.spawn(move || {
-                let backend = HostBackend::new(HostOptions::new(format!("rank {rank}")));
+                let options = HostOptions::new(format!("rank {rank}"));
+                let options = match device {
+                    Some(name) => options.with_device(name),
+                    None => options,
+                };
+                let backend = HostBackend::new(options);
                 let context = EpContext::builder(backend, rendezvous)
                     .deadlines(Deadlines::all(BOUND))
                     .build()
@@ -426,6 +467,75 @@ fn branches_run_at_the_same_time() {
             rank.combine(step, first)
         });
         assert!(outputs.expect("both sides ran") == rank.expected());
+    });
+}
+
+/// Nothing promises that streams of several ranks run side by side on one device.
+#[test]
+fn on_a_shared_device_a_step_goes_on_behind_its_branches() {
+    on_one_device(3, |rank| {
+        assert!(rank.dispatcher.shares_devices());
+        let begun = Arc::new(AtomicU32::new(0));
+        let [go, done, seen] = std::array::from_fn(|_| Arc::new(AtomicU32::new(0)));
+        let address = |word: &Arc<AtomicU32>| Arc::as_ptr(word).expose_provenance() as u64;
+        let retained: [Retained; 4] = [begun.clone(), go.clone(), done.clone(), seen.clone()];
+        let [first, beside] = &rank.halves;
+        let outputs = thread::scope(|scope| {
+            scope.spawn(|| {
+                await_word(&begun);
+                // Whatever is not ordered behind the branch has time to run now.
+                let deadline = Instant::now() + Duration::from_millis(100);
+                while seen.load(Ordering::Acquire) == 0 && Instant::now() < deadline {
+                    thread::yield_now();
+                }
+                go.store(1, Ordering::Release);
+            });
+            rank.run(StepMode::Static, |step| {
+                rank.dispatch(step, first)?;
+                step.branch(&rank.second, |step| {
+                    for own in [&begun, &done] {
+                        let params = MeetParams { own: address(own), other: address(&go) };
+                        // SAFETY: the words are retained, and only accessed atomically.
+                        unsafe { rank.launch::<Meet>(step, &params, &[], &retained) }?;
+                    }
+                    rank.dispatch(step, beside)?;
+                    rank.experts(step, beside)
+                })?;
+                let params = WitnessParams { from: address(&done), to: address(&seen) };
+                // SAFETY: the words are retained, and only accessed atomically.
+                unsafe { rank.launch::<Witness>(step, &params, &[], &retained) }?;
+                rank.experts(step, first)?;
+                rank.combine(step, first)?;
+                step.branch(&rank.second, |step| rank.combine(step, beside))?;
+                step.join(&rank.second)?;
+                assert!(step.join(&rank.second).is_err(), "it is joined");
+                Ok(())
+            })
+        });
+        assert!(outputs.expect("it runs") == rank.expected());
+        assert_eq!(seen.load(Ordering::Acquire), 2, "1 if it ran before the branch had");
+    });
+}
+
+#[test]
+fn on_a_shared_device_a_recorded_step_has_branches_too() {
+    on_one_device(2, |rank| {
+        let backend = rank.backend();
+        backend.begin_recording(&rank.own).expect("idle");
+        // SAFETY: the queue is used while the stream records, and for 'static slices only.
+        let queue = unsafe { Queue::recording(backend, &rank.own) };
+        let mut step =
+            Step::begin(&rank.dispatcher, queue, StepOptions::new()).expect("it records");
+        rank.side_by_side(&mut step).expect("recorded");
+        step.finish().expect("recorded");
+        let recording = backend.end_recording(&rank.own).expect("every branch was joined");
+        let graph = backend.instantiate(recording).expect("instantiates");
+        for _ in 0..2 {
+            rank.spoil();
+            backend.replay(&rank.own, &graph).expect("queued");
+            let outputs = rank.outputs(rank.dispatcher.count_step()).expect("it runs");
+            assert!(outputs == rank.expected(), "replayed");
+        }
     });
 }
 

@@ -28,6 +28,8 @@ struct Branch<B: Backend> {
     stream: B::Stream,
     /// When it was last ordered behind the step's own stream.
     forked: u32,
+    /// Whether the step's own stream is ordered behind it.
+    settled: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -74,13 +76,21 @@ impl<B: Backend> Branches<B> {
     fn fork(&mut self, stream: &B::Stream) -> u32 {
         self.moment += 1;
         if let Some(known) = self.out.iter_mut().find(|branch| branch.stream == *stream) {
-            known.forked = self.moment;
+            (known.forked, known.settled) = (self.moment, false);
             return known.id;
         }
         let id = self.ids;
         self.ids += 1;
-        self.out.push(Branch { id, stream: stream.clone(), forked: self.moment });
+        let (stream, forked) = (stream.clone(), self.moment);
+        self.out.push(Branch { id, stream, forked, settled: false });
         id
+    }
+
+    /// Takes note that the step's own stream was ordered behind a branch that is still out.
+    fn settled(&mut self, id: u32) {
+        for branch in self.out.iter_mut().filter(|branch| branch.id == id) {
+            branch.settled = true;
+        }
     }
 
     /// Takes note that the step's own stream was ordered behind a branch.
@@ -138,6 +148,11 @@ impl<'a, B: Backend> Step<'a, B> {
     /// may run side by side, but need not. Where the step is recorded, an operation must not wait for
     /// one that is recorded after it on another branch; see [`Backend::order`].
     ///
+    /// Where ranks [share a device](crate::TokenDispatcher::shares_devices) they do not: what the step queues on
+    /// its own stream from then on goes behind the branch. With two operations of each rank that wait for other
+    /// ranks, each would need to run beside all others, and streams of several ranks, like branches of their
+    /// graphs, take queues of the device that nobody can choose.
+    ///
     /// # Errors
     ///
     /// [`DispatchError::Order`] inside a branch or the body of a loop, and for the step's own stream;
@@ -166,7 +181,13 @@ impl<'a, B: Backend> Step<'a, B> {
         let queued = body(self);
         self.branches.current = None;
         self.queue = own;
-        queued
+        queued?;
+        if self.dispatcher.shares_devices() {
+            let ordered = self.queue.backend().order(stream, self.queue.stream());
+            ordered.map_err(DispatchError::from)?;
+            self.branches.settled(id);
+        }
+        Ok(())
     }
 
     /// Orders the step's own stream behind the branch on `stream`, which is no longer out. Waits for
@@ -182,8 +203,10 @@ impl<'a, B: Backend> Step<'a, B> {
         let Some(branch) = self.branches.out.iter().find(|branch| branch.stream == *stream) else {
             return Err(self.order_error(OP, "no branch is out on the stream"));
         };
-        self.queue.backend().order(&branch.stream, self.queue.stream())?;
         let id = branch.id;
+        if !branch.settled {
+            self.queue.backend().order(&branch.stream, self.queue.stream())?;
+        }
         self.branches.joined(id);
         Ok(())
     }
