@@ -46,15 +46,34 @@ impl<T: TestBackend> Graphs<T> {
         &mut self,
         record: impl FnOnce(&<T::Backend as Backend>::Stream) -> Result<R, E>,
     ) -> Result<R, (E, Result<(), graph_ep::BackendError>)> {
-        self.backend.begin_recording(&self.stream).expect("the stream runs");
-        match record(&self.stream) {
+        self.capture_by_key(|stream, _| record(stream))
+    }
+
+    /// The same for a `record` that is given the right to end the capture.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Graphs::capture`].
+    ///
+    /// # Panics
+    ///
+    /// If the engine cannot capture.
+    pub fn capture_by_key<R, E>(
+        &mut self,
+        record: impl FnOnce(
+            &<T::Backend as Backend>::Stream,
+            &<T::Backend as Backend>::RecordingKey,
+        ) -> Result<R, E>,
+    ) -> Result<R, (E, Result<(), graph_ep::BackendError>)> {
+        let key = self.backend.begin_recording(&self.stream).expect("the stream runs");
+        match record(&self.stream, &key) {
             Ok(value) => {
-                let recording = self.backend.end_recording(&self.stream).expect("it is whole");
+                let recording = self.backend.end_recording(&key).expect("it is whole");
                 let executable = self.backend.instantiate(recording).expect("it can be replayed");
                 self.executables.push(executable);
                 Ok(value)
             }
-            Err(error) => Err((error, self.backend.end_recording(&self.stream).map(drop))),
+            Err(error) => Err((error, self.backend.end_recording(&key).map(drop))),
         }
     }
 

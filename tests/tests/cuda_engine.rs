@@ -432,13 +432,13 @@ fn refused<T: TestBackend<Backend = CudaBackend>>() {
             });
         assert!(matches!(ended, Err(CaptureError::Body { .. })), "{ended:?}");
         // One that is begun in its place takes nothing of the step either.
-        backend.begin_recording(rig.group.stream()).expect("the stream runs");
+        let key = backend.begin_recording(rig.group.stream()).expect("the stream runs");
         // SAFETY: recorded, and never replayed.
         unsafe {
             rig.direct().copy(&word.get(0..2).expect("short"), &word.get(2..4).expect("short"))
         }
         .expect("recorded");
-        let small = backend.end_recording(rig.group.stream()).expect("it is whole");
+        let small = backend.end_recording(&key).expect("it is whole");
         let small = backend.instantiate(small).expect("it has no loops");
         theirs.begin_capture(other.mode).expect("the stream runs again");
         let replaced =

@@ -42,6 +42,10 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     type Mapped: MappedMemory;
     /// A kernel ready to be launched; a clone is the same kernel.
     type Loaded<K: Kernel>: Clone + Debug + Send + Sync + 'static;
+    /// The right to end a recording. It is only had by beginning one, so that code which is merely given
+    /// the stream, such as the body of a step that is recorded, cannot end the recording under those who
+    /// rely on it.
+    type RecordingKey: Debug + Send + Sync + 'static;
     /// A finished recording that is not executable yet. It owns what was retained while recording.
     type Recording: Debug + Send + 'static;
     /// A graph ready to be replayed. It owns what its recording owned.
@@ -188,24 +192,38 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     fn is_recording(&self, stream: &Self::Stream) -> bool;
 
     /// Starts to record: from here to [`Backend::end_recording`] what is queued on the stream is
-    /// kept instead of run.
-    fn begin_recording(&self, stream: &Self::Stream) -> Result<(), BackendError>;
+    /// kept instead of run. Whoever has the key that is returned can end the recording, and nobody else.
+    /// Where the key is lost, the stream records until its last handle is dropped, which no key is; the
+    /// recording is dropped with it.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Recording`] on a stream that records already, a branch and the body of a loop
+    /// included, and the failure of earlier work.
+    fn begin_recording(&self, stream: &Self::Stream) -> Result<Self::RecordingKey, BackendError>;
 
-    /// Ends the recording and returns it. On an error the stream no longer records and what was
-    /// recorded is dropped: also where a branch was not joined, see [`Backend::order`]. Every branch
-    /// runs its work again afterwards. On a branch itself, and while somebody
-    /// [takes part](Backend::enter_recording), this is an error and changes nothing.
-    fn end_recording(&self, stream: &Self::Stream) -> Result<Self::Recording, BackendError>;
+    /// Ends the recording and returns it. Every branch runs its work again afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Recording`] where a loop is open, a branch was not joined, see [`Backend::order`],
+    /// or a part was [spoilt](Backend::spoil_recording): the stream no longer records then, and what was
+    /// recorded is dropped. The same where the recording has ended before, and while somebody
+    /// [takes part](Backend::enter_recording); this changes nothing, so that the key is still good for it.
+    fn end_recording(&self, key: &Self::RecordingKey) -> Result<Self::Recording, BackendError>;
 
-    /// Ends the recording and drops it, branches included. Harmless if the stream does not record,
-    /// on a branch, and while somebody [takes part](Backend::enter_recording).
-    fn abandon_recording(&self, stream: &Self::Stream);
+    /// Ends the recording and drops it, branches included. Does nothing where the recording has ended
+    /// before, and while somebody [takes part](Backend::enter_recording).
+    fn abandon_recording(&self, key: &Self::RecordingKey);
 
     /// Takes part in a recording that the owner of `stream` began on it, by this trait or by means of
     /// the device's own: from here to [`Backend::leave_recording`] what is queued on the stream is
     /// recorded there, loops and branches included. What it retains is kept for as long as that
     /// recording and every graph that is made of it, and given to [`reclaim`](crate::reclaim) when the
     /// last of them is gone. Allocates no device memory and waits for nothing.
+    ///
+    /// Parts have no keys: ending or spoiling one lets nothing escape that was recorded. Only the owner
+    /// knows when the graph runs, so whoever takes part records work that keeps alive all it uses.
     ///
     /// # Errors
     ///

@@ -33,9 +33,11 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// # Safety
     ///
-    /// The stream records when this is called and for as long as the queue is used, and every replay of the
-    /// recording is queued within `'a`. That it has run by then is promised by whoever borrowed memory for
-    /// `'a`, see [`DeviceSlice::borrowed`].
+    /// Unless `'a` is `'static`: the stream records when this is called and for as long as the queue is used,
+    /// and every replay of the recording is queued within `'a`. So the caller holds the
+    /// [key](Backend::begin_recording) of the recording, and gives it to nobody who uses the queue. That a
+    /// replay has run by the end of `'a` is promised by whoever borrowed memory for it, see
+    /// [`DeviceSlice::borrowed`].
     pub unsafe fn recording(backend: &B, stream: &B::Stream) -> Self {
         Self { backend: backend.clone(), stream: stream.clone(), _lifetime: PhantomData }
     }

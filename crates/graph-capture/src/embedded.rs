@@ -313,8 +313,7 @@ fn piece<B: Backend, T>(
     let backend = dispatcher.context().backend();
     backend.enter_recording(stream)?;
     let recorded = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the stream records until the part that was begun above is ended, and its operations
-        // are refused otherwise; what it records may run at any time, and uses nothing borrowed.
+        // SAFETY: what is queued may run at any time, and uses nothing borrowed.
         record(unsafe { Queue::recording(backend, stream) })
     }));
     match recorded {

@@ -152,10 +152,10 @@ impl<B: Backend> Recorded<B> {
         body: impl FnOnce(&mut Step<'a, B>) -> Result<(), BodyError>,
     ) -> Result<Self, CaptureError> {
         let backend = dispatcher.context().backend();
-        backend.begin_recording(stream)?;
+        let key = backend.begin_recording(stream)?;
         let recorded = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: the stream records from here to the end of the closure, and the graph that
-            // comes of it carries 'a: no replay can be queued beyond it.
+            // SAFETY: the stream records from here to the end of the closure, since `body` has no key to
+            // the recording; and the graph that comes of it carries 'a: no replay can be queued beyond it.
             let queue: Queue<'a, B> = unsafe { Queue::recording(backend, stream) };
             let mut step = Step::begin(dispatcher, queue, options)?;
             body(&mut step).map_err(|source| CaptureError::Body {
@@ -166,16 +166,16 @@ impl<B: Backend> Recorded<B> {
         }));
         match recorded {
             Ok(Ok(summary)) => Ok(Self {
-                recording: backend.end_recording(stream)?,
+                recording: backend.end_recording(&key)?,
                 shapes: summary.shapes,
                 dispatches: summary.dispatches,
             }),
             Ok(Err(error)) => {
-                backend.abandon_recording(stream);
+                backend.abandon_recording(&key);
                 Err(error)
             }
             Err(panic) => {
-                backend.abandon_recording(stream);
+                backend.abandon_recording(&key);
                 resume_unwind(panic)
             }
         }

@@ -139,17 +139,17 @@ fn exports(from: &CudaBackend, to: &CudaBackend) -> Result<f64, BackendError> {
 fn loops(backend: &CudaBackend) -> Result<(), BackendError> {
     let memory = backend.allocate(256)?;
     let stream = backend.stream("doctor")?;
-    backend.begin_recording(&stream)?;
+    let key = backend.begin_recording(&stream)?;
     let recorded = (|| {
         let condition = backend.condition(&stream)?;
         let body = backend.begin_while(&stream, condition)?;
         // SAFETY: memory that nothing else uses, alive until the stream has been waited for.
         unsafe { backend.fill(&body, memory.address(), 1, 256, &[]) }?;
         backend.end_while(&stream, body)?;
-        backend.end_recording(&stream)
+        backend.end_recording(&key)
     })();
     if recorded.is_err() {
-        backend.abandon_recording(&stream);
+        backend.abandon_recording(&key);
     }
     let graph = backend.instantiate(recorded?)?;
     backend.replay(&stream, &graph)?;

@@ -227,11 +227,11 @@ impl<B: Backend> ExpertParallel<B> {
     ///
     /// // An engine on the host backend; on a GPU it captures by what means it likes.
     /// let (engine, stream) = (ep.context().backend(), ep.stream());
-    /// engine.begin_recording(stream)?;
+    /// let recording = engine.begin_recording(stream)?;
     /// let step = ep.embed(stream, StepOptions::new(), |step| {
     ///     ep.layer(step, &layer, |queue, received| experts.queue(queue, received))
     /// })?;
-    /// let graph = engine.instantiate(engine.end_recording(stream)?)?;
+    /// let graph = engine.instantiate(engine.end_recording(&recording)?)?;
     ///
     /// let number = step.replay(|| Ok(engine.replay(stream, &graph)?))?;
     /// assert_eq!(ep.dispatcher().records().wait(number)?.delivered, 32);

@@ -408,7 +408,7 @@ fn lanes_side_by_side_give_the_bits_of_lanes_in_sequence() {
 fn a_recorded_step_with_branches_is_replayed_like_any_other() {
     on_ranks(3, u32::MAX, true, |rank| {
         let backend = rank.backend();
-        backend.begin_recording(&rank.own).expect("idle");
+        let key = backend.begin_recording(&rank.own).expect("idle");
         // SAFETY: the queue is used while the stream records, and for 'static slices only.
         let queue = unsafe { Queue::recording(backend, &rank.own) };
         let mut step =
@@ -416,7 +416,7 @@ fn a_recorded_step_with_branches_is_replayed_like_any_other() {
         rank.side_by_side(&mut step).expect("recorded");
         let summary = step.finish().expect("recorded");
         assert_eq!((summary.number, summary.dispatches), (None, 2));
-        let recording = backend.end_recording(&rank.own).expect("every branch was joined");
+        let recording = backend.end_recording(&key).expect("every branch was joined");
         let graph = backend.instantiate(recording).expect("instantiates");
         for _ in 0..4 {
             rank.spoil();
@@ -521,14 +521,14 @@ fn on_a_shared_device_a_step_goes_on_behind_its_branches() {
 fn on_a_shared_device_a_recorded_step_has_branches_too() {
     on_one_device(2, |rank| {
         let backend = rank.backend();
-        backend.begin_recording(&rank.own).expect("idle");
+        let key = backend.begin_recording(&rank.own).expect("idle");
         // SAFETY: the queue is used while the stream records, and for 'static slices only.
         let queue = unsafe { Queue::recording(backend, &rank.own) };
         let mut step =
             Step::begin(&rank.dispatcher, queue, StepOptions::new()).expect("it records");
         rank.side_by_side(&mut step).expect("recorded");
         step.finish().expect("recorded");
-        let recording = backend.end_recording(&rank.own).expect("every branch was joined");
+        let recording = backend.end_recording(&key).expect("every branch was joined");
         let graph = backend.instantiate(recording).expect("instantiates");
         for _ in 0..2 {
             rank.spoil();

@@ -394,11 +394,11 @@ pub fn part_of_a_step_is_in_no_graph<T: TestBackend>() {
         assert!(matches!(ended, Err(BackendError::Recording { .. })), "{ended:?}");
         // Nor does the recording end under a step.
         graphs
-            .capture(|stream| {
+            .capture_by_key(|stream, key| {
                 rig.group.embed(stream, StepOptions::new(), |step| {
                     let backend = step.queue().backend().clone();
-                    backend.end_recording(stream).expect_err("a step is being recorded");
-                    backend.abandon_recording(stream);
+                    backend.end_recording(key).expect_err("a step is being recorded");
+                    backend.abandon_recording(key);
                     program.queue(step)
                 })
             })

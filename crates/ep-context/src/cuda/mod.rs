@@ -74,6 +74,7 @@ mod graph;
 mod graveyard;
 mod growable;
 mod in_flight;
+mod key;
 mod launch;
 mod mapping;
 mod mark;
@@ -96,6 +97,7 @@ pub use device::{DeviceProperties, driver_version};
 pub use driver::DriverCalls;
 pub use graph::{CudaExecutable, CudaRecording};
 pub use growable::CudaGrowable;
+pub use key::CudaRecordingKey;
 pub use launch::CudaKernel;
 pub use mark::CudaMark;
 pub use memory::{CudaMapped, CudaMemory};
@@ -223,6 +225,7 @@ impl Backend for CudaBackend {
     type Peer = CudaPeer;
     type Mapped = CudaMapped;
     type Loaded<K: Kernel> = CudaKernel<K>;
+    type RecordingKey = CudaRecordingKey;
     type Recording = CudaRecording;
     type Executable = CudaExecutable;
     type Mark = CudaMark;
@@ -366,20 +369,18 @@ impl Backend for CudaBackend {
         stream.is_recording()
     }
 
-    fn begin_recording(&self, stream: &CudaStream) -> Result<(), BackendError> {
+    fn begin_recording(&self, stream: &CudaStream) -> Result<CudaRecordingKey, BackendError> {
         stream.begin_recording()
     }
 
-    /// On the body of a loop this is an error, and the recording that it belongs to is dropped. On
-    /// another thread than the one that began it is an error too, and the recording goes on.
-    fn end_recording(&self, stream: &CudaStream) -> Result<CudaRecording, BackendError> {
-        stream.end_recording()
+    /// On another thread than the one that began it this is an error too, and the recording goes on.
+    fn end_recording(&self, key: &CudaRecordingKey) -> Result<CudaRecording, BackendError> {
+        key.end()
     }
 
-    /// On the body of a loop this abandons the recording that it belongs to. Does nothing on another
-    /// thread than the one that began it.
-    fn abandon_recording(&self, stream: &CudaStream) {
-        stream.abandon_recording();
+    /// Does nothing on another thread than the one that began the recording.
+    fn abandon_recording(&self, key: &CudaRecordingKey) {
+        key.abandon();
     }
 
     /// A capture by other means may be in any mode, and the stream one that it has spread to. What is

@@ -20,6 +20,11 @@ pub(super) struct Recording {
 }
 
 impl Recording {
+    pub(super) fn of(recorder: Recorder) -> Arc<Self> {
+        let over = recorder.over();
+        Arc::new(Self { recorder: Mutex::new(Some(recorder)), over })
+    }
+
     /// The recorder, unless the recording is being ended.
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Recorder>> {
         lock(&self.recorder)
@@ -37,10 +42,8 @@ pub(super) type Part = recording::Part<Recording>;
 
 impl Part {
     /// The part of the stream that begins a recording.
-    pub(super) fn beginning(recorder: Recorder) -> Self {
-        let over = recorder.over();
-        let recorder = Mutex::new(Some(recorder));
-        Self::of(Arc::new(Recording { recorder, over }), Role::Origin)
+    pub(super) fn beginning(recording: Arc<Recording>) -> Self {
+        Self::of(recording, Role::Origin)
     }
 
     /// Where the stream's operations are recorded; `None` if it runs them.

@@ -9,10 +9,11 @@ use cudarc::driver::sys;
 
 use super::device::Device;
 use super::driver::{Driver, DriverError, NOT_READY, StreamHandle};
-use super::graph::{CudaRecording, Graph};
+use super::graph::Graph;
 use super::graveyard::Grave;
 use super::in_flight::InFlight;
-use super::part::Part;
+use super::key::CudaRecordingKey;
+use super::part::{Part, Recording};
 use super::recorder::Recorder;
 use super::remains::Remains;
 use crate::backend::{BackendError, Condition, Retained};
@@ -217,7 +218,7 @@ impl CudaStream {
         open.recorder(NAME).is_ok_and(|recorder| recorder.is_open(self.id()))
     }
 
-    pub(super) fn begin_recording(&self) -> Result<(), BackendError> {
+    pub(super) fn begin_recording(&self) -> Result<CudaRecordingKey, BackendError> {
         const NAME: &str = "begin_recording";
         let inner = &*self.inner;
         let mut state = lock(&inner.state);
@@ -232,8 +233,9 @@ impl CudaStream {
             Recorder::begin(&inner.device, driver, inner.handle)
                 .map_err(|error| inner.failed(NAME, error))
         })?;
-        state.part = Part::beginning(recorder);
-        Ok(())
+        let recording = Recording::of(recorder);
+        state.part = Part::beginning(recording.clone());
+        Ok(CudaRecordingKey::new(&self.inner, recording))
     }
 
     pub(super) fn enter_recording(&self) -> Result<(), BackendError> {
@@ -251,7 +253,7 @@ impl CudaStream {
         let recorder = inner
             .device
             .enter(|driver| Recorder::join_capture(&inner.device, driver, inner.handle))?;
-        state.part = Part::beginning(recorder);
+        state.part = Part::beginning(Recording::of(recorder));
         Ok(())
     }
 
@@ -280,54 +282,6 @@ impl CudaStream {
             return Err(refused(operation, "the stream is the body of a loop"));
         }
         self.with_recorder(operation, action)
-    }
-
-    pub(super) fn end_recording(&self) -> Result<CudaRecording, BackendError> {
-        const NAME: &str = "end_recording";
-        let inner = &*self.inner;
-        let recorder = self.take_recorder(NAME)?.ok_or_else(|| {
-            let reason = match lock(&inner.state).part.recording() {
-                Some(_) => {
-                    "is a branch, records for others, or records a step that has to end before"
-                }
-                None => "does not record",
-            };
-            refused(NAME, &format!("stream {} {reason}", inner.name))
-        })?;
-        inner.device.enter(|driver| {
-            if self.body.is_some() {
-                recorder.abandon(driver);
-                return Err(refused(NAME, "the stream is the body of a loop, not the recording"));
-            }
-            recorder.finish(driver)
-        })
-    }
-
-    pub(super) fn abandon_recording(&self) {
-        let outcome = self.take_recorder("abandon_recording").and_then(|recorder| {
-            let Some(recorder) = recorder else { return Ok(()) };
-            self.inner.device.enter(|driver| {
-                recorder.abandon(driver);
-                Ok(())
-            })
-        });
-        if let Err(error) = outcome {
-            tracing::warn!(%error, stream = self.inner.name, "a recording could not be abandoned");
-        }
-    }
-
-    /// The recording that this stream began, or is a body of. Refused on another thread than its own,
-    /// where the driver would not end it; it goes on then.
-    fn take_recorder(&self, operation: &'static str) -> Result<Option<Recorder>, BackendError> {
-        let state = lock(&self.inner.state);
-        let mut foreign = false;
-        let taken = state.part.take_own(|open| {
-            // A part that somebody takes ends before the recording.
-            let found = open.is_open(self.id()) && !open.has_guest();
-            foreign = found && !open.is_of_this_thread();
-            found && !foreign
-        });
-        if foreign { Err(another_thread(operation)) } else { Ok(taken) }
     }
 
     pub(super) fn condition(&self) -> Result<Condition, BackendError> {
@@ -493,7 +447,7 @@ impl Drop for StreamInner {
     }
 }
 
-fn another_thread(operation: &'static str) -> BackendError {
+pub(super) fn another_thread(operation: &'static str) -> BackendError {
     refused(operation, "another thread began the recording")
 }
 

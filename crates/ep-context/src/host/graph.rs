@@ -123,9 +123,9 @@ mod tests {
     };
 
     fn recorded(device: &Device, stream: &HostStream, log: &Log, values: &[u64]) -> HostExecutable {
-        device.begin(stream);
+        let key = device.begin(stream);
         values.iter().for_each(|value| device.append(stream, log, *value));
-        device.end(stream)
+        device.end(&key)
     }
 
     #[test]
@@ -152,8 +152,8 @@ mod tests {
     fn an_empty_graph_replays() {
         let device = Device::new();
         let stream = device.stream("s");
-        device.begin(&stream);
-        let graph = device.end(&stream);
+        let key = device.begin(&stream);
+        let graph = device.end(&key);
         device.replay(&stream, &graph);
         device.wait(&stream);
         assert_eq!(device.backend.node_count(&graph), 0);
@@ -164,10 +164,10 @@ mod tests {
         let (device, log, gate) = (Device::new(), Log::default(), Gate::default());
         let stream = device.stream("s");
         let weak = Arc::downgrade(&log.values);
-        device.begin(&stream);
+        let key = device.begin(&stream);
         device.append(&stream, &log, 1);
         drop(log);
-        let recording = device.backend.end_recording(&stream).expect("a whole recording");
+        let recording = device.backend.end_recording(&key).expect("a whole recording");
         assert!(weak.upgrade().is_some(), "the recording holds it");
         let graph = device.backend.instantiate(recording).expect("instantiates");
         device.close(&stream, &gate);
@@ -187,10 +187,10 @@ mod tests {
         let mut graph = recorded(&device, &stream, &old, &[1]);
         device.close(&stream, &gate);
         device.replay(&stream, &graph);
-        device.begin(&stream);
+        let key = device.begin(&stream);
         device.append(&stream, &log, 2);
         device.append(&stream, &log, 3);
-        let recording = device.backend.end_recording(&stream).expect("a whole recording");
+        let recording = device.backend.end_recording(&key).expect("a whole recording");
         assert_eq!(device.backend.update(&mut graph, recording).ok(), Some(Update::InPlace));
         device.replay(&stream, &graph);
         gate.open();
@@ -205,11 +205,11 @@ mod tests {
         let (device, log) = (Device::new(), Log::default());
         let stream = device.stream("s");
         let mut graph = recorded(&device, &stream, &log, &[1, 2]);
-        device.begin(&stream);
+        let key = device.begin(&stream);
         device.append(&stream, &log, 0);
         device.replay(&stream, &graph);
         device.replay(&stream, &graph);
-        let recording = device.backend.end_recording(&stream).expect("a whole recording");
+        let recording = device.backend.end_recording(&key).expect("a whole recording");
         device.backend.update(&mut graph, recording).expect("updates");
         device.replay(&stream, &graph);
         device.wait(&stream);
@@ -221,11 +221,11 @@ mod tests {
     fn a_failure_inside_a_graph_names_the_kernel_and_skips_the_rest() {
         let (device, log) = (Device::new(), Log::default());
         let stream = device.stream("s");
-        device.begin(&stream);
+        let key = device.begin(&stream);
         device.append(&stream, &log, 1);
         device.launch::<Panic>(&stream, PanicParams { kind: 0 }, &[]);
         device.append(&stream, &log, 2);
-        let graph = device.end(&stream);
+        let graph = device.end(&key);
         device.replay(&stream, &graph);
         let error = device.backend.synchronize(&stream).expect_err("a kernel panicked");
         assert!(
@@ -280,10 +280,10 @@ mod tests {
     fn a_loop_makes_as_many_trips_as_its_condition_says_in_each_replay() {
         let loops = Loops::new();
         let word = Arc::new(AtomicU64::new(0));
-        loops.device.begin(&loops.stream);
+        let key = loops.device.begin(&loops.stream);
         loops.repeat(&loops.stream, &word, |body| loops.device.append(body, &loops.log, 7));
         loops.device.append(&loops.stream, &loops.log, 8);
-        let graph = loops.device.end(&loops.stream);
+        let graph = loops.device.end(&key);
         assert_eq!(loops.device.backend.node_count(&graph), 5);
         for trips in [0, 1, 5, 0, 3] {
             word.store(trips, Ordering::Relaxed);
@@ -299,13 +299,13 @@ mod tests {
     fn inner_loops_start_anew_on_every_trip() {
         let loops = Loops::new();
         let [outer, inner] = [2, 0].map(|trips| Arc::new(AtomicU64::new(trips)));
-        loops.device.begin(&loops.stream);
+        let key = loops.device.begin(&loops.stream);
         loops.repeat(&loops.stream, &outer, |body| {
             loops.device.append(body, &loops.log, 1);
             loops.store(body, &inner, 3);
             loops.repeat(body, &inner, |body| loops.device.append(body, &loops.log, 2));
         });
-        let graph = loops.device.end(&loops.stream);
+        let graph = loops.device.end(&key);
         loops.device.replay(&loops.stream, &graph);
         loops.device.wait(&loops.stream);
         assert_eq!(loops.log.values(), [1, 2, 2, 2, 1, 2, 2, 2]);
@@ -316,7 +316,7 @@ mod tests {
         let loops = Loops::new();
         let (device, stream) = (&loops.device, &loops.stream);
         let word = Arc::new(AtomicU64::new(1));
-        device.begin(stream);
+        let key = device.begin(stream);
         let condition = device.backend.condition(stream).expect("recording");
         let params = CountDownParams { word: address_of(&word), condition: condition.0 };
         device.launch::<RaiseIfNonzero>(stream, params, &keep(&word));
@@ -324,7 +324,7 @@ mod tests {
         device.append(&body, &loops.log, 1);
         device.launch::<Panic>(&body, PanicParams { kind: 0 }, &[]);
         device.backend.end_while(stream, body).expect("the innermost loop");
-        let graph = device.end(stream);
+        let graph = device.end(&key);
         device.replay(stream, &graph);
         device.backend.synchronize(stream).expect_err("the body panicked");
         word.store(0, Ordering::Relaxed);
@@ -339,11 +339,11 @@ mod tests {
         let loops = Loops::new();
         let streams = ["a", "b", "c"].map(|name| loops.device.stream(name));
         let word = Arc::new(AtomicU64::new(0));
-        loops.device.begin(&loops.stream);
+        let key = loops.device.begin(&loops.stream);
         loops.store(&loops.stream, &word, 20);
         loops.repeat(&loops.stream, &word, |body| loops.device.append(body, &loops.log, 1));
         loops.device.append(&loops.stream, &loops.log, 2);
-        let graph = loops.device.end(&loops.stream);
+        let graph = loops.device.end(&key);
         for _ in 0..20 {
             streams.iter().for_each(|stream| loops.device.replay(stream, &graph));
         }
@@ -405,9 +405,9 @@ mod tests {
                 unsafe { device.backend.upload(&stream, memory.address(), &seed, &[]) }
                     .expect("runs");
                 if replayed {
-                    device.begin(&stream);
+                    let key = device.begin(&stream);
                     queue(memory.address());
-                    let graph = device.end(&stream);
+                    let graph = device.end(&key);
                     prop_assert_eq!(device.backend.node_count(&graph), steps.len());
                     (0..times).for_each(|_| device.replay(&stream, &graph));
                 } else {

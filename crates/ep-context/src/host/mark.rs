@@ -101,11 +101,11 @@ mod tests {
         let (device, log) = (Device::new(), Log::default());
         let stream = device.stream("s");
         let [before, first, second, after] = marks(&device);
-        device.begin(&stream);
+        let key = device.begin(&stream);
         device.backend.reach(&stream, &first).expect("recorded");
         device.append(&stream, &log, 1);
         device.backend.reach(&stream, &second).expect("recorded");
-        let graph = device.end(&stream);
+        let graph = device.end(&key);
         assert_eq!(device.backend.node_count(&graph), 3);
         device.wait(&stream);
         unreached(&device, &first, &second);
@@ -127,9 +127,9 @@ mod tests {
         let stream = device.stream("s");
         let [mark] = marks(&device);
         let weak = Arc::downgrade(&mark.reached);
-        device.begin(&stream);
+        let key = device.begin(&stream);
         device.backend.reach(&stream, &mark).expect("recorded");
-        let graph = device.end(&stream);
+        let graph = device.end(&key);
         drop(mark);
         device.replay(&stream, &graph);
         device.wait(&stream);
@@ -143,7 +143,7 @@ mod tests {
         let (device, log) = (Device::new(), Log::default());
         let stream = device.stream("s");
         let [mark] = marks(&device);
-        device.begin(&stream);
+        let key = device.begin(&stream);
         let condition = device.backend.condition(&stream).expect("recording");
         let body = device.backend.begin_while(&stream, condition).expect("recording");
         let refused = device.backend.reach(&body, &mark);
@@ -151,7 +151,7 @@ mod tests {
         device.append(&body, &log, 1);
         device.backend.end_while(&stream, body).expect("the innermost loop");
         device.backend.reach(&stream, &mark).expect("behind the loop");
-        let graph = device.end(&stream);
+        let graph = device.end(&key);
         device.replay(&stream, &graph);
         device.wait(&stream);
         assert_eq!(between(&device, &mark, &mark), 0.0);

@@ -23,6 +23,7 @@ use crate::sync::lock;
 
 mod event;
 mod graph;
+mod key;
 mod mapping;
 mod mark;
 mod memory;
@@ -38,6 +39,7 @@ mod testing;
 mod worker;
 
 pub use graph::{HostExecutable, HostRecording};
+pub use key::HostRecordingKey;
 pub use mark::HostMark;
 pub use memory::{HostGrowable, HostMemory};
 pub use operation::pointer;
@@ -144,6 +146,7 @@ impl Backend for HostBackend {
     type Peer = HostPeer;
     type Mapped = HostMemory;
     type Loaded<K: Kernel> = HostKernel<K>;
+    type RecordingKey = HostRecordingKey;
     type Recording = HostRecording;
     type Executable = HostExecutable;
     type Mark = HostMark;
@@ -287,18 +290,16 @@ impl Backend for HostBackend {
         stream.is_recording()
     }
 
-    fn begin_recording(&self, stream: &HostStream) -> Result<(), BackendError> {
+    fn begin_recording(&self, stream: &HostStream) -> Result<HostRecordingKey, BackendError> {
         stream.begin_recording()
     }
 
-    /// On the body of a loop this is an error, and the recording that it belongs to is dropped.
-    fn end_recording(&self, stream: &HostStream) -> Result<HostRecording, BackendError> {
-        stream.end_recording()
+    fn end_recording(&self, key: &HostRecordingKey) -> Result<HostRecording, BackendError> {
+        key.end()
     }
 
-    /// On the body of a loop this abandons the recording that it belongs to.
-    fn abandon_recording(&self, stream: &HostStream) {
-        stream.abandon_recording();
+    fn abandon_recording(&self, key: &HostRecordingKey) {
+        key.abandon();
     }
 
     fn enter_recording(&self, stream: &HostStream) -> Result<(), BackendError> {

@@ -165,7 +165,7 @@ mod tests {
         let (device, log) = (Device::new(), Log::default());
         let (origin, branch) = (device.stream("origin"), device.stream("branch"));
         device.append(&branch, &log, 0);
-        device.begin(&origin);
+        let key = device.begin(&origin);
         device.append(&origin, &log, 1);
         assert!(!device.backend.is_recording(&branch));
         order(&device, &origin, &branch);
@@ -184,7 +184,7 @@ mod tests {
         order(&device, &origin, &branch);
         device.append(&branch, &log, 5);
         order(&device, &branch, &origin);
-        let graph = device.end(&origin);
+        let graph = device.end(&key);
         assert_eq!(device.backend.node_count(&graph), 5);
         device.wait(&branch);
         for _ in 0..3 {
@@ -204,7 +204,7 @@ mod tests {
         let (device, log) = (Device::new(), Log::default());
         let origin = device.stream("origin");
         let [one, two] = ["one", "two"].map(|name| device.stream(name));
-        device.begin(&origin);
+        let key = device.begin(&origin);
         order(&device, &origin, &one);
         device.append(&one, &log, 1);
         // A branch forks like the stream that began.
@@ -214,7 +214,7 @@ mod tests {
         device.append(&one, &log, 3);
         order(&device, &one, &origin);
         order(&device, &two, &origin);
-        let graph = device.end(&origin);
+        let graph = device.end(&key);
         device.replay(&two, &graph);
         device.wait(&two);
         assert_eq!(log.values(), [1, 2, 3]);
@@ -225,13 +225,13 @@ mod tests {
         let (device, log) = (Device::new(), Log::default());
         let (origin, branch) = (device.stream("origin"), device.stream("branch"));
         for abandoned in [false, true] {
-            device.begin(&origin);
+            let key = device.begin(&origin);
             order(&device, &origin, &branch);
             device.append(&branch, &log, 1);
             if abandoned {
-                device.backend.abandon_recording(&origin);
+                device.backend.abandon_recording(&key);
             } else {
-                let text = reason(device.backend.end_recording(&origin));
+                let text = reason(device.backend.end_recording(&key));
                 assert!(text.contains("test/branch, a branch of it, was not joined"), "{text}");
             }
             assert_eq!(Arc::strong_count(&log.values), 1, "what was recorded is dropped");
@@ -240,9 +240,9 @@ mod tests {
                 device.append(stream, &log, 2);
                 device.wait(stream);
             }
-            device.begin(&branch);
+            let key = device.begin(&branch);
             device.append(&branch, &log, 3);
-            device.end(&branch);
+            device.end(&key);
         }
         assert_eq!(log.values(), [2; 4]);
     }
@@ -251,10 +251,12 @@ mod tests {
     fn a_recording_whose_stream_is_dropped_lets_its_branches_go() {
         let (device, log) = (Device::new(), Log::default());
         let (origin, branch) = (device.stream("origin"), device.stream("branch"));
-        device.begin(&origin);
+        let key = device.begin(&origin);
         order(&device, &origin, &branch);
         device.append(&branch, &log, 1);
         drop(origin);
+        let text = reason(device.backend.end_recording(&key));
+        assert!(text.contains("has ended"), "{text}");
         assert!(!device.backend.is_recording(&branch));
         assert_eq!(Arc::strong_count(&log.values), 1);
         device.append(&branch, &log, 2);
@@ -263,29 +265,25 @@ mod tests {
     }
 
     #[test]
-    fn only_the_stream_that_began_a_recording_ends_it() {
+    fn a_branch_neither_begins_a_recording_nor_has_loops() {
         let (device, log) = (Device::new(), Log::default());
         let (origin, branch) = (device.stream("origin"), device.stream("branch"));
-        device.begin(&origin);
+        let key = device.begin(&origin);
         order(&device, &origin, &branch);
-        let text = reason(device.backend.end_recording(&branch));
-        assert!(text.contains("is a branch"), "{text}");
-        device.backend.abandon_recording(&branch);
-        reason(device.backend.begin_recording(&branch));
+        let text = reason(device.backend.begin_recording(&branch));
+        assert!(text.contains("already"), "{text}");
         let text = reason(device.backend.condition(&branch));
         assert!(text.contains("loops stand on"), "{text}");
         device.append(&branch, &log, 1);
         order(&device, &branch, &origin);
-        reason(device.backend.end_recording(&branch));
-        assert_eq!(device.backend.node_count(&device.end(&origin)), 1);
+        assert_eq!(device.backend.node_count(&device.end(&key)), 1);
     }
 
     #[test]
     fn orders_that_no_graph_could_keep_are_refused() {
         let (device, log) = (Device::new(), Log::default());
         let [one, two, runs] = ["one", "two", "runs"].map(|name| device.stream(name));
-        device.begin(&one);
-        device.begin(&two);
+        let [key, second] = [&one, &two].map(|stream| device.begin(stream));
         let text = reason(device.backend.order(&runs, &one));
         assert!(text.contains("no replay would wait for stream test/runs"), "{text}");
         let text = reason(device.backend.order(&two, &one));
@@ -302,8 +300,8 @@ mod tests {
         assert!(!device.backend.is_recording(&runs));
         device.append(&runs, &log, 2);
         device.wait(&runs);
-        assert_eq!(device.backend.node_count(&device.end(&one)), 2);
-        assert_eq!(device.backend.node_count(&device.end(&two)), 0);
+        assert_eq!(device.backend.node_count(&device.end(&key)), 2);
+        assert_eq!(device.backend.node_count(&device.end(&second)), 0);
         assert_eq!(log.values(), [2]);
     }
 

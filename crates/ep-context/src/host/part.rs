@@ -1,6 +1,6 @@
 //! A stream's part in a recording.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 use super::recorder::Recorder;
 use crate::backend::BackendError;
@@ -16,11 +16,6 @@ impl Ends for Mutex<Recorder> {
 }
 
 impl Part {
-    /// The part of a stream that begins a recording.
-    pub(super) fn beginning() -> Self {
-        Self::of(Arc::new(Mutex::new(Recorder::new())), Role::Origin)
-    }
-
     /// The recorder that takes the stream's operations; `None` if the stream runs them.
     pub(super) fn recorder(
         &self,

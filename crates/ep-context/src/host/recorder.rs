@@ -152,11 +152,11 @@ mod tests {
     fn what_is_used_often_is_held_once() {
         let (device, log) = (Device::new(), Log::default());
         let stream = device.stream("s");
-        device.begin(&stream);
+        let key = device.begin(&stream);
         for value in 0..50 {
             device.append(&stream, &log, value);
         }
-        let graph = device.end(&stream);
+        let graph = device.end(&key);
         assert_eq!(Arc::strong_count(&log.values), 2);
         assert_eq!(format!("{graph:?}"), "HostExecutable { operations: 50, retained: 1 }");
     }

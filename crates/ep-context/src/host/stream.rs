@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use super::graph::HostRecording;
+use super::key::HostRecordingKey;
 use super::operation::Operation;
 use super::part::Part;
 use super::recorder::Recorder;
 use super::worker::{Worker, on_worker_thread};
 use crate::backend::{BackendError, Condition, Retained};
-use crate::recording::{ENDED_BODY, ScopeId, refused};
+use crate::recording::{ENDED_BODY, Role, ScopeId, refused};
 use crate::sync::{lock, owned};
 
 /// An ordered queue of work, run by a thread of its own, or the body of a loop being recorded on
@@ -126,7 +126,7 @@ impl HostStream {
         recorder.is_ok_and(|open| open.is_some_and(|recorder| recorder.is_open(self.body)))
     }
 
-    pub(super) fn begin_recording(&self) -> Result<(), BackendError> {
+    pub(super) fn begin_recording(&self) -> Result<HostRecordingKey, BackendError> {
         const NAME: &str = "begin_recording";
         let mut part = lock(&self.inner.part);
         if part.recording().is_some() {
@@ -136,31 +136,9 @@ impl HostStream {
             return Err(refused(NAME, ENDED_BODY));
         }
         self.check()?;
-        *part = Part::beginning();
-        Ok(())
-    }
-
-    pub(super) fn end_recording(&self) -> Result<HostRecording, BackendError> {
-        const NAME: &str = "end_recording";
-        let recorder = self.take_recorder().ok_or_else(|| {
-            let part = lock(&self.inner.part);
-            let reason = match part.recorder(NAME) {
-                Ok(Some(recorder)) if recorder.has_guest() => {
-                    "records a step, which has to end before"
-                }
-                Ok(None) => "does not record",
-                _ => "is a branch of a recording that another stream began",
-            };
-            refused(NAME, &format!("stream {} {reason}", self.inner.name))
-        })?;
-        if self.body.is_some() {
-            return Err(refused(NAME, "the stream is the body of a loop, not the recording"));
-        }
-        recorder.finish()
-    }
-
-    pub(super) fn abandon_recording(&self) {
-        drop(self.take_recorder());
+        let recording = Arc::new(Mutex::new(Recorder::new()));
+        *part = Part::of(recording.clone(), Role::Origin);
+        Ok(HostRecordingKey::new(recording))
     }
 
     pub(super) fn enter_recording(&self) -> Result<(), BackendError> {
@@ -192,17 +170,6 @@ impl HostStream {
             return Err(refused(operation, "the stream is the body of a loop"));
         }
         self.with_recorder(operation, action)
-    }
-
-    /// The recording that this stream began, or is a body of. What it retains is dropped by the caller,
-    /// without a lock held: a destructor may use the stream.
-    fn take_recorder(&self) -> Option<Recorder> {
-        let mut part = lock(&self.inner.part);
-        let open = part
-            .recorder("end_recording")
-            .ok()?
-            .is_some_and(|open| open.is_open(self.body) && !open.has_guest());
-        if open { part.take_own() } else { None }
     }
 
     pub(super) fn condition(&self) -> Result<Condition, BackendError> {
@@ -299,7 +266,7 @@ mod tests {
     fn what_waits_or_reads_host_bytes_is_refused_while_recording() {
         let (device, log) = (Device::new(), Log::default());
         let (stream, other) = (device.stream("s"), device.stream("other"));
-        device.begin(&stream);
+        let key = device.begin(&stream);
         transfer_refusals(&device, &stream, "stream test/s records");
         assert_refused(device.backend.begin_recording(&stream), "begin_recording", "already");
         assert!(device.backend.is_recording(&stream.clone()));
@@ -308,7 +275,7 @@ mod tests {
         device.append(&other, &log, 1);
         device.wait(&other);
         device.append(&stream, &log, 2);
-        let graph = device.end(&stream);
+        let graph = device.end(&key);
         assert!(!device.backend.is_recording(&stream));
         device.replay(&stream, &graph);
         device.wait(&stream);
@@ -319,17 +286,15 @@ mod tests {
     fn what_needs_a_recording_is_refused_without_one() {
         let device = Device::new();
         let stream = device.stream("s");
-        assert_refused(device.backend.end_recording(&stream), "end_recording", "does not record");
         assert_refused(device.backend.condition(&stream), "condition", "does not record");
-        device.begin(&stream);
+        let key = device.begin(&stream);
         let condition = device.backend.condition(&stream).expect("recording");
-        device.end(&stream);
+        device.end(&key);
         assert_refused(
             device.backend.begin_while(&stream, condition),
             "begin_while",
             "does not record",
         );
-        device.backend.abandon_recording(&stream);
         device.wait(&stream);
     }
 
@@ -338,9 +303,9 @@ mod tests {
         let (device, log) = (Device::new(), Log::default());
         let stream = device.stream("s");
         device.append(&stream, &log, 1);
-        device.begin(&stream);
+        let key = device.begin(&stream);
         device.append(&stream, &log, 2);
-        device.backend.abandon_recording(&stream);
+        device.backend.abandon_recording(&key);
         device.wait(&stream);
         assert_eq!(log.values(), [1]);
         assert_eq!(Arc::strong_count(&log.values), 1, "what was recorded is dropped");
@@ -351,17 +316,16 @@ mod tests {
         struct Asks(Device, HostStream);
         impl Drop for Asks {
             fn drop(&mut self) {
-                self.0.backend.abandon_recording(&self.1);
                 assert!(!self.0.backend.is_recording(&self.1));
             }
         }
         let device = Device::new();
         let stream = device.stream("s");
-        device.begin(&stream);
+        let key = device.begin(&stream);
         let retained: Retained = Arc::new(Asks(Device::new(), stream.clone()));
         // SAFETY: nothing is written.
         unsafe { device.backend.fill(&stream, 0, 0, 0, &[retained]) }.expect("recording");
-        device.backend.abandon_recording(&stream);
+        device.backend.abandon_recording(&key);
         device.wait(&stream);
     }
 
@@ -369,7 +333,7 @@ mod tests {
     fn the_body_of_a_loop_takes_nothing_once_it_has_ended() {
         let (device, log) = (Device::new(), Log::default());
         let stream = device.stream("s");
-        device.begin(&stream);
+        let key = device.begin(&stream);
         let condition = device.backend.condition(&stream).expect("recording");
         let body = device.backend.begin_while(&stream, condition).expect("recording");
         assert!(device.backend.is_recording(&body));
@@ -379,9 +343,7 @@ mod tests {
         assert!(!device.backend.is_recording(&body));
         let gone = "the loop whose body the stream recorded has ended";
         assert_refused(device.backend.condition(&body), "condition", gone);
-        device.backend.abandon_recording(&body);
-        assert!(device.backend.is_recording(&stream), "an ended body abandons nothing");
-        device.end(&stream);
+        device.end(&key);
         transfer_refusals(&device, &body, gone);
         assert_refused(device.backend.begin_recording(&body), "begin_recording", gone);
         // SAFETY: the call is refused.
@@ -390,16 +352,17 @@ mod tests {
     }
 
     #[test]
-    fn ending_the_body_as_a_recording_drops_the_recording() {
+    fn a_body_whose_recording_was_abandoned_is_not_one_of_the_next() {
         let device = Device::new();
         let stream = device.stream("s");
-        device.begin(&stream);
+        let key = device.begin(&stream);
         let condition = device.backend.condition(&stream).expect("recording");
         let body = device.backend.begin_while(&stream, condition).expect("recording");
-        assert_refused(device.backend.end_recording(&body), "end_recording", "body of a loop");
+        assert_refused(device.backend.begin_recording(&body), "begin_recording", "already");
+        device.backend.abandon_recording(&key);
         assert!(!device.backend.is_recording(&stream));
-        device.begin(&stream);
+        let key = device.begin(&stream);
         assert!(!device.backend.is_recording(&body), "a later recording is another one");
-        device.end(&stream);
+        device.end(&key);
     }
 }

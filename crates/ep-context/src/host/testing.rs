@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use bytemuck::{Pod, Zeroable};
 
 use super::operation::pointer;
-use super::{HostBackend, HostExecutable, HostOptions, HostStream, set_condition};
+use super::{
+    HostBackend, HostExecutable, HostOptions, HostRecordingKey, HostStream, set_condition,
+};
 use crate::backend::{Backend, BackendError, LaunchShape, Retained, Specialization};
 use crate::kernel::Kernel;
 use crate::sync::lock;
@@ -39,12 +41,12 @@ impl Device {
         self.backend.stream(name).expect("threads are left")
     }
 
-    pub(super) fn begin(&self, stream: &HostStream) {
-        self.backend.begin_recording(stream).expect("the stream runs");
+    pub(super) fn begin(&self, stream: &HostStream) -> HostRecordingKey {
+        self.backend.begin_recording(stream).expect("the stream runs")
     }
 
-    pub(super) fn end(&self, stream: &HostStream) -> HostExecutable {
-        let recording = self.backend.end_recording(stream).expect("a whole recording");
+    pub(super) fn end(&self, key: &HostRecordingKey) -> HostExecutable {
+        let recording = self.backend.end_recording(key).expect("a whole recording");
         self.backend.instantiate(recording).expect("the host instantiates anything")
     }
 

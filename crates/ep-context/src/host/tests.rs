@@ -21,7 +21,7 @@ fn blocking_calls_are_counted_over_clones() {
     unsafe { other.download(&stream, 0, &mut nothing) }.expect("idle");
     assert_eq!((device.backend.blocking_calls(), other.blocking_calls()), (2, 2));
     // A refused call does not wait, so it does not count.
-    other.begin_recording(&stream).expect("idle");
+    let _key = other.begin_recording(&stream).expect("idle");
     other.synchronize(&stream).expect_err("recording");
     assert_eq!(other.blocking_calls(), 2);
 }
@@ -47,9 +47,9 @@ fn cycle() {
         .expect("own memory");
     let growable = device.backend.reserve(1 << 20).expect("addresses");
     growable.grow(1).expect("a page");
-    device.begin(&stream);
+    let key = device.begin(&stream);
     device.append(&stream, &log, 1);
-    let graph = device.end(&stream);
+    let graph = device.end(&key);
     device.backend.replay(&stream, &graph).expect("runs");
     drop((peer, shared, growable, graph));
     drop(stream);

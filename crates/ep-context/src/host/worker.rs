@@ -267,7 +267,7 @@ mod tests {
             // SAFETY: the stream has failed, so no byte is read.
             expect_failure(unsafe { device.backend.download(&stream, 0, &mut [0]) });
             expect_failure(device.try_launch::<Panic>(&stream, PanicParams { kind }, &[]));
-            expect_failure(device.backend.begin_recording(&stream));
+            expect_failure(device.backend.begin_recording(&stream).map(drop));
             assert_eq!(log.values(), [1], "what was queued behind a failure does not run");
             device.append(&other, &log, 3);
             device.wait(&other);

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 use ep_context::backend::{Condition, Memory};
-use ep_context::cuda::{CacheFolder, CudaExecutable, CudaMemory, CudaStream, DeviceProperties};
+use ep_context::cuda::{
+    CacheFolder, CudaExecutable, CudaMemory, CudaRecordingKey, CudaStream, DeviceProperties,
+};
 use ep_context::{
     Backend, CudaBackend, CudaOptions, Kernel, KernelSource, LaunchShape, Retained, Specialization,
 };
@@ -120,9 +122,17 @@ impl Gpu {
 
     /// Records what `record` queues and makes it executable.
     pub(crate) fn graph(&self, record: impl FnOnce(&CudaStream)) -> CudaExecutable {
-        self.backend.begin_recording(&self.stream).expect("the stream runs");
-        record(&self.stream);
-        let recording = self.backend.end_recording(&self.stream).expect("a whole recording");
+        self.graph_by_key(|stream, _| record(stream))
+    }
+
+    /// The same for a `record` that is given the right to end the recording.
+    pub(crate) fn graph_by_key(
+        &self,
+        record: impl FnOnce(&CudaStream, &CudaRecordingKey),
+    ) -> CudaExecutable {
+        let key = self.backend.begin_recording(&self.stream).expect("the stream runs");
+        record(&self.stream, &key);
+        let recording = self.backend.end_recording(&key).expect("a whole recording");
         self.backend.instantiate(recording).expect("instantiates")
     }
 

@@ -11,9 +11,9 @@ use ep_context::{Backend, BackendError};
 use crate::gpu::{Gpu, keep};
 
 fn recorded(gpu: &Gpu, queue: impl FnOnce()) -> CudaRecording {
-    gpu.backend.begin_recording(&gpu.stream).expect("idle");
+    let key = gpu.backend.begin_recording(&gpu.stream).expect("idle");
     queue();
-    gpu.backend.end_recording(&gpu.stream).expect("a whole recording")
+    gpu.backend.end_recording(&key).expect("a whole recording")
 }
 
 #[test]
@@ -154,11 +154,9 @@ fn refused<T: std::fmt::Debug>(result: Result<T, BackendError>) {
 fn what_a_recording_cannot_hold_is_refused_and_does_it_no_harm() {
     let name = "what_a_recording_cannot_hold_is_refused_and_does_it_no_harm";
     let Some(gpu) = Gpu::find(name) else { return };
-    let (backend, stream) = (&gpu.backend, &gpu.stream);
+    let backend = &gpu.backend;
     let words = gpu.words(&[0; 32]);
-    refused(backend.end_recording(stream));
-    backend.abandon_recording(stream);
-    let graph = gpu.graph(|stream| {
+    let graph = gpu.graph_by_key(|stream, key| {
         gpu.add(stream, &words, 1);
         refused(backend.begin_recording(stream));
         refused(backend.synchronize(stream));
@@ -169,8 +167,8 @@ fn what_a_recording_cannot_hold_is_refused_and_does_it_no_harm() {
         }
         thread::scope(|scope| {
             scope.spawn(|| {
-                refused(backend.end_recording(stream));
-                backend.abandon_recording(stream);
+                refused(backend.end_recording(key));
+                backend.abandon_recording(key);
                 refused(backend.condition(stream));
             });
         });

@@ -200,10 +200,10 @@ fn blocking_calls_are_counted_over_clones() {
     // SAFETY: the range is the memory's.
     unsafe { other.download(&stream, memory.address(), &mut [0; 4]) }.expect("read");
     assert_eq!((backend.blocking_calls(), other.blocking_calls()), (2, 2));
-    other.begin_recording(&stream).expect("idle");
+    let key = other.begin_recording(&stream).expect("idle");
     other.synchronize(&stream).expect_err("recording");
     assert_eq!(other.blocking_calls(), 2, "a refused call does not wait");
-    other.abandon_recording(&stream);
+    other.abandon_recording(&key);
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_stream_of_the_callers_takes_work() {
     gpu.backend.synchronize(&borrowed).expect("nothing failed");
     assert_eq!(gpu.read(words.address(), 64), [3; 64]);
     // What its owner captures on it has nobody who keeps it alive.
-    gpu.backend.begin_recording(&gpu.stream).expect("idle");
+    let key = gpu.backend.begin_recording(&gpu.stream).expect("idle");
     let params = AddParams { words: words.address(), count: 64, addend: 1 };
     let kernel = gpu.backend.load::<Add>(&Specialization::new()).expect("loaded");
     // SAFETY: the test holds the memory.
@@ -256,5 +256,5 @@ fn a_stream_of_the_callers_takes_work() {
         gpu.backend.launch(&borrowed, &kernel, LaunchShape::ONE_WARP, &params, &keep(&words))
     };
     assert!(matches!(refused, Err(BackendError::Recording { .. })), "{refused:?}");
-    gpu.backend.end_recording(&gpu.stream).expect("untouched");
+    gpu.backend.end_recording(&key).expect("untouched");
 }

@@ -71,11 +71,11 @@ fn a_replay_reaches_what_was_recorded_again() {
 
     // Of the same operations on other marks.
     let [third, fourth] = marks(&gpu);
-    gpu.backend.begin_recording(&gpu.stream).expect("idle");
+    let key = gpu.backend.begin_recording(&gpu.stream).expect("idle");
     reach(&third);
     gpu.add(&gpu.stream, &words, 1);
     reach(&fourth);
-    let recording = gpu.backend.end_recording(&gpu.stream).expect("a whole recording");
+    let recording = gpu.backend.end_recording(&key).expect("a whole recording");
     gpu.backend.update(&mut graph, recording).expect("updates");
     unreached(&gpu, &third, &fourth);
     gpu.replay(&graph);

@@ -107,7 +107,7 @@ fn branches_fork_from_branches_and_take_graphs() {
     let inner = gpu.graph(|stream| gpu.add(stream, &a, 1));
     let [one, two] = [branch_of(&gpu), branch_of(&gpu)];
     let record = |addend| {
-        gpu.backend.begin_recording(&gpu.stream).expect("idle");
+        let key = gpu.backend.begin_recording(&gpu.stream).expect("idle");
         order(&gpu, &gpu.stream, &one);
         gpu.backend.replay(&one, &inner).expect("recorded");
         order(&gpu, &one, &two);
@@ -116,7 +116,7 @@ fn branches_fork_from_branches_and_take_graphs() {
         gpu.add(&one, &b, addend);
         order(&gpu, &two, &gpu.stream);
         order(&gpu, &one, &gpu.stream);
-        gpu.backend.end_recording(&gpu.stream).expect("a whole recording")
+        gpu.backend.end_recording(&key).expect("a whole recording")
     };
     let mut graph = gpu.backend.instantiate(record(5)).expect("instantiates");
     (0..3).for_each(|_| gpu.replay(&graph));
@@ -140,13 +140,13 @@ fn recordings_of_many_threads_fork_at_once() {
             scope.spawn(move || {
                 let [stream, branch] = [branch_of(gpu), branch_of(gpu)];
                 for _ in 0..RECORDINGS {
-                    gpu.backend.begin_recording(&stream).expect("idle");
+                    let key = gpu.backend.begin_recording(&stream).expect("idle");
                     for _ in 0..FORKS {
                         order(gpu, &stream, &branch);
                         gpu.add(&branch, word, 1);
                         order(gpu, &branch, &stream);
                     }
-                    let recording = gpu.backend.end_recording(&stream).expect("a whole one");
+                    let recording = gpu.backend.end_recording(&key).expect("a whole one");
                     let graph = gpu.backend.instantiate(recording).expect("instantiates");
                     assert_eq!(gpu.backend.node_count(&graph), FORKS);
                 }
@@ -194,24 +194,24 @@ fn a_branch_that_was_not_joined_makes_the_recording_an_error() {
     let words = gpu.words(&[0; 1024]);
     let weak = Arc::downgrade(&words);
     for round in 0..4 {
-        backend.begin_recording(&gpu.stream).expect("idle");
+        let key = backend.begin_recording(&gpu.stream).expect("idle");
         order(&gpu, &gpu.stream, &branch);
         // With and without work on it.
         if round % 2 == 0 {
             gpu.add(&branch, &words, 100);
         }
         if round < 2 {
-            refused(backend.end_recording(&gpu.stream), "branch, a branch of it, was not joined");
+            refused(backend.end_recording(&key), "branch, a branch of it, was not joined");
         } else {
-            backend.abandon_recording(&gpu.stream);
+            backend.abandon_recording(&key);
         }
         for stream in [&gpu.stream, &branch] {
             assert!(!backend.is_recording(stream));
             gpu.add(stream, &words, 1);
             backend.synchronize(stream).expect("it runs");
         }
-        backend.begin_recording(&branch).expect("it can record");
-        backend.end_recording(&branch).expect("a whole recording");
+        let key = backend.begin_recording(&branch).expect("it can record");
+        backend.end_recording(&key).expect("a whole recording");
     }
     assert_eq!(gpu.read(words.address(), 1024), [8; 1024]);
     drop(words);
@@ -226,19 +226,20 @@ fn streams_may_be_dropped_while_they_record() {
     let words = gpu.words(&[0; 1024]);
     // The branch goes first: it cannot be joined any more.
     let (origin, branch) = (branch_of(&gpu), branch_of(&gpu));
-    backend.begin_recording(&origin).expect("idle");
+    let key = backend.begin_recording(&origin).expect("idle");
     order(&gpu, &origin, &branch);
     gpu.add(&branch, &words, 100);
     drop(branch);
     backend.collect().expect("it leaves what records alone");
     gpu.add(&origin, &words, 100);
-    refused(backend.end_recording(&origin), "was not joined");
+    refused(backend.end_recording(&key), "was not joined");
     // The stream that began goes first: the next call that gives things back ends the recording.
     let branch = branch_of(&gpu);
-    backend.begin_recording(&origin).expect("idle");
+    let lost = backend.begin_recording(&origin).expect("idle");
     order(&gpu, &origin, &branch);
     gpu.add(&branch, &words, 100);
     drop(origin);
+    refused(backend.end_recording(&lost), "is gone");
     backend.collect().expect("collected");
     assert!(!backend.is_recording(&branch));
     gpu.add(&branch, &words, 1);
@@ -256,8 +257,8 @@ fn orders_that_no_graph_could_keep_are_refused_and_do_it_no_harm() {
     let (backend, stream) = (&gpu.backend, &gpu.stream);
     let [second, runs, beside] = [branch_of(&gpu), branch_of(&gpu), branch_of(&gpu)];
     let words = gpu.words(&[0; 1024]);
-    backend.begin_recording(stream).expect("idle");
-    backend.begin_recording(&second).expect("idle");
+    let key = backend.begin_recording(stream).expect("idle");
+    let key_of_second = backend.begin_recording(&second).expect("idle");
     refused(backend.order(&runs, stream), "no replay would wait");
     refused(backend.order(&second, stream), "record two graphs");
     // Streams that do not record are ordered beside those that do.
@@ -266,13 +267,11 @@ fn orders_that_no_graph_could_keep_are_refused_and_do_it_no_harm() {
     gpu.add(&beside, &words, 1);
     backend.synchronize(&beside).expect("nothing failed");
     order(&gpu, stream, &runs);
-    refused(backend.end_recording(&runs), "is a branch");
     refused(backend.begin_recording(&runs), "records already");
-    backend.abandon_recording(&runs);
     gpu.add(&runs, &words, 10);
     order(&gpu, &runs, stream);
-    backend.end_recording(&second).expect("a whole recording");
-    let recording = backend.end_recording(stream).expect("a whole recording");
+    backend.end_recording(&key_of_second).expect("a whole recording");
+    let recording = backend.end_recording(&key).expect("a whole recording");
     let graph = backend.instantiate(recording).expect("instantiates");
     assert_eq!(backend.node_count(&graph), 1);
     gpu.replay(&graph);

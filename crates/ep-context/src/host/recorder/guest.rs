@@ -81,7 +81,7 @@ mod tests {
         let stream = device.stream("s");
         let text = reason(device.backend.enter_recording(&stream));
         assert!(text.contains("does not record"), "{text}");
-        device.begin(&stream);
+        let key = device.begin(&stream);
         let text = reason(device.backend.leave_recording(&stream));
         assert!(text.contains("nobody takes part"), "{text}");
         device.append(&stream, &own, 1);
@@ -91,7 +91,7 @@ mod tests {
         device.append(&stream, &guests, 2);
         device.backend.leave_recording(&stream).expect("it is whole");
         device.append(&stream, &own, 3);
-        let graph = device.end(&stream);
+        let graph = device.end(&key);
         device.replay(&stream, &graph);
         device.wait(&stream);
         assert_eq!((own.values(), guests.values()), (vec![1, 3], vec![2]));
@@ -111,11 +111,11 @@ mod tests {
         let (device, log) = (Device::new(), Log::default());
         let (stream, branch) = (device.stream("s"), device.stream("branch"));
         let leave = |begin: &dyn Fn()| {
-            device.begin(&stream);
+            let key = device.begin(&stream);
             device.backend.enter_recording(&stream).expect("recording");
             begin();
             let text = reason(device.backend.leave_recording(&stream));
-            let ended = reason(device.backend.end_recording(&stream));
+            let ended = reason(device.backend.end_recording(&key));
             assert!(ended.contains(&text), "{ended}");
             text
         };
@@ -133,13 +133,13 @@ mod tests {
             leave(&|| device.backend.order(&stream, &branch).expect("the stream records"));
         assert!(branches.contains("joined"), "{branches}");
         // Spoilt on purpose; and without a guest nothing is spoilt.
-        device.begin(&stream);
+        let key = device.begin(&stream);
         device.backend.spoil_recording(&stream);
-        device.end(&stream);
-        device.begin(&stream);
+        device.end(&key);
+        let key = device.begin(&stream);
         device.backend.enter_recording(&stream).expect("recording");
         device.backend.spoil_recording(&stream);
-        let text = reason(device.backend.end_recording(&stream));
+        let text = reason(device.backend.end_recording(&key));
         assert!(text.contains("as a whole"), "{text}");
         device.append(&stream, &log, 2);
         device.wait(&stream);

@@ -82,8 +82,8 @@ mod tests {
     fn a_condition_serves_one_loop_of_its_own_scope() {
         let (device, log) = (Device::new(), Log::default());
         let (stream, other) = (device.stream("s"), device.stream("other"));
-        device.begin(&stream);
-        device.begin(&other);
+        let key = device.begin(&stream);
+        let second = device.begin(&other);
         let foreign = device.backend.condition(&other).expect("recording");
         let text = reason(device.backend.begin_while(&stream, foreign));
         assert!(text.contains("another recording"), "{text}");
@@ -102,16 +102,16 @@ mod tests {
         let body = device.backend.begin_while(&stream, early).expect("its own scope");
         device.append(&body, &log, 2);
         device.backend.end_while(&stream, body).expect("the innermost loop");
-        assert_eq!(device.backend.node_count(&device.end(&stream)), 4);
-        device.backend.abandon_recording(&other);
+        assert_eq!(device.backend.node_count(&device.end(&key)), 4);
+        device.backend.abandon_recording(&second);
     }
 
     #[test]
     fn loops_end_from_the_inside_outwards() {
         let (device, log) = (Device::new(), Log::default());
         let (stream, other) = (device.stream("s"), device.stream("other"));
-        device.begin(&stream);
-        device.begin(&other);
+        let key = device.begin(&stream);
+        let second = device.begin(&other);
         let condition = device.backend.condition(&stream).expect("recording");
         let body = device.backend.begin_while(&stream, condition).expect("recording");
         // While a body is open only the innermost takes anything.
@@ -141,19 +141,19 @@ mod tests {
         device.backend.end_while(&body, inner).expect("the innermost loop");
         device.backend.end_while(&stream, body).expect("the innermost loop");
         // Two appends and two loops, whatever was refused in between.
-        assert_eq!(device.backend.node_count(&device.end(&stream)), 4);
-        device.backend.abandon_recording(&other);
+        assert_eq!(device.backend.node_count(&device.end(&key)), 4);
+        device.backend.abandon_recording(&second);
     }
 
     #[test]
     fn a_recording_with_an_open_loop_is_dropped() {
         let (device, log) = (Device::new(), Log::default());
         let stream = device.stream("s");
-        device.begin(&stream);
+        let key = device.begin(&stream);
         let condition = device.backend.condition(&stream).expect("recording");
         let body = device.backend.begin_while(&stream, condition).expect("recording");
         device.append(&body, &log, 1);
-        let text = reason(device.backend.end_recording(&stream));
+        let text = reason(device.backend.end_recording(&key));
         assert!(text.contains("1 loops have no end"), "{text}");
         assert!(!device.backend.is_recording(&stream) && !device.backend.is_recording(&body));
         assert_eq!(Arc::strong_count(&log.values), 1);

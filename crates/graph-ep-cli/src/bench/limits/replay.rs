@@ -218,14 +218,14 @@ fn record<B: Backend>(
     work: impl FnOnce(&Queue<'static, B>) -> Result<(), BackendError>,
 ) -> Result<B::Executable, LimitsError> {
     let (backend, stream) = (rig.backend(), rig.queue.stream());
-    backend.begin_recording(stream)?;
+    let key = backend.begin_recording(stream)?;
     // SAFETY: the stream records until the queue is gone, and what is queued on it retains what it uses.
     let queue = unsafe { Queue::recording(backend, stream) };
     if let Err(error) = work(&queue) {
-        backend.abandon_recording(stream);
+        backend.abandon_recording(&key);
         return Err(error.into());
     }
-    let recording = backend.end_recording(stream)?;
+    let recording = backend.end_recording(&key)?;
     Ok(backend.instantiate(recording)?)
 }
 

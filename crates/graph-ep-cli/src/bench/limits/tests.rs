@@ -148,9 +148,9 @@ fn nobody_passes_a_barrier_before_all_have_come() {
             assert!(come.load(Ordering::SeqCst) >= round * WORLD as u32, "round {round}");
         }
         // Recorded, it goes on where it was; and queued without waiting between.
-        backend.begin_recording(&stream).expect("idle");
+        let key = backend.begin_recording(&stream).expect("idle");
         (0..3).for_each(|_| align.queue(&queue).expect("recorded"));
-        let recording = backend.end_recording(&stream).expect("a whole recording");
+        let recording = backend.end_recording(&key).expect("a whole recording");
         let graph = backend.instantiate(recording).expect("instantiates");
         (0..3).for_each(|_| backend.replay(&stream, &graph).expect("queued"));
         align.queue(&queue).expect("queued");

@@ -113,8 +113,8 @@ fn recorded<B: Backend>(
         queue.reach(&marks.to)?;
         Ok(step)
     };
-    backend.begin_recording(stream)?;
-    let step = record_all().inspect_err(|_| backend.abandon_recording(stream))?;
-    let recording = backend.end_recording(stream)?;
+    let key = backend.begin_recording(stream)?;
+    let step = record_all().inspect_err(|_| backend.abandon_recording(&key))?;
+    let recording = backend.end_recording(&key)?;
     Ok((step, backend.instantiate(recording)?))
 }

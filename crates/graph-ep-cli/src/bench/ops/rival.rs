@@ -246,14 +246,14 @@ impl<B: Backend> Exchanges<'_, '_, B> {
         marks: &[Interval<B>],
     ) -> Result<B::Executable, OpError> {
         let (backend, stream) = (self.part.backend(), self.part.stream());
-        backend.begin_recording(stream)?;
+        let key = backend.begin_recording(stream)?;
         // SAFETY: the stream records while the queue lives, and what is queued outlives the graph.
         let queue = unsafe { Queue::recording(backend, stream) };
         if let Err(error) = self.queue(rival, &queue, marks) {
-            backend.abandon_recording(stream);
+            backend.abandon_recording(&key);
             return Err(error);
         }
-        let recording = backend.end_recording(stream)?;
+        let recording = backend.end_recording(&key)?;
         Ok(backend.instantiate(recording)?)
     }
 
