@@ -346,13 +346,12 @@ impl<T: TestBackend> Rig<T> {
         let mut expert_offsets = vec![0; local + 1];
         let mut tokens_per_expert = vec![0; local];
         let mut total = [0];
-        let queue = self.direct();
         for (slice, words) in [
             (layer.handle.expert_offsets(), &mut expert_offsets[..]),
             (layer.handle.tokens_per_expert(), &mut tokens_per_expert[..]),
             (layer.handle.total(), &mut total[..]),
         ] {
-            queue.download(&slice, bytemuck::cast_slice_mut::<i32, u8>(words)).expect("it ran");
+            self.group.read(&slice, bytemuck::cast_slice_mut::<i32, u8>(words)).expect("it ran");
         }
         let total = total[0];
         let held = self.group.rows().capacity();
@@ -360,11 +359,11 @@ impl<T: TestBackend> Rig<T> {
         let rows = |buffer: Option<&RowBuffer<T::Backend>>| {
             let Some(buffer) = buffer else { return Vec::new() };
             let mut rows = vec![0; total as usize * buffer.row_bytes()];
-            queue.download(&buffer.slice(), &mut rows).expect("it ran");
+            self.group.read(&buffer.slice(), &mut rows).expect("it ran");
             rows
         };
         let mut output = vec![0; tokens * self.case.sum_bytes()];
-        queue.download(&layer.output.slice(), &mut output).expect("it ran");
+        self.group.read(&layer.output.slice(), &mut output).expect("it ran");
         LayerRun {
             output: bits(&decode(self.case.dtype, &output)),
             expert_offsets,

@@ -140,7 +140,8 @@ pub trait Backend: Clone + Debug + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `from` is valid for reads of `into.len()` bytes once the stream's work has run.
+    /// `from` is valid for reads of `into.len()` bytes once the stream's work has run, and no other work
+    /// writes them from then until this returns.
     unsafe fn download(
         &self,
         stream: &Self::Stream,

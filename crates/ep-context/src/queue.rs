@@ -145,15 +145,28 @@ impl<'a, B: Backend> Queue<'a, B> {
         unsafe { self.backend.upload(&self.stream, to.address(), data, &keep) }
     }
 
-    /// Waits for the stream and copies the start of `from` to the host; refused while recording.
+    /// Waits for the stream and copies the start of `from` to the host; refused while recording. What was
+    /// queued on other streams is not waited for, unless this one was [ordered](Backend::order) behind it.
     ///
     /// # Errors
     ///
     /// [`BackendError::Invalid`] if `from` is shorter than `into`, or not [held](DeviceSlice::held) as
     /// far; [`BackendError::Recording`] while recording, and the failure of earlier work.
-    pub fn download(&self, from: &DeviceSlice<'a, B>, into: &mut [u8]) -> Result<(), BackendError> {
+    ///
+    /// # Safety
+    ///
+    /// Other work that writes the start of `from` is ordered with this: it has run once the stream's work
+    /// has, or is queued after this returns. A GPU would merely read some mixture of old and new bytes; on
+    /// the host backend the memory is this process's own, and a kernel that writes it meanwhile is a data
+    /// race.
+    pub unsafe fn download(
+        &self,
+        from: &DeviceSlice<'a, B>,
+        into: &mut [u8],
+    ) -> Result<(), BackendError> {
         within("length of a download in bytes", into.len(), from, "source")?;
-        // SAFETY: the range is inside what its slice holds, which outlives this blocking call.
+        // SAFETY: the range is inside what its slice holds, which outlives this blocking call; that
+        // nothing writes it meanwhile is the caller's promise.
         unsafe { self.backend.download(&self.stream, from.address(), into) }
     }
 

@@ -154,15 +154,18 @@ impl<B: Backend> ExpertParallel<B> {
     }
 
     /// Waits for [`ExpertParallel::stream`] and copies the start of `from` to the host. What runs on other
-    /// streams, such as steps of [`ExpertParallel::engine_runner`], is not waited for: wait for the step's record,
-    /// or download on that stream.
+    /// streams, such as steps of [`ExpertParallel::engine_runner`], is not waited for, and must not write `from`
+    /// meanwhile, or the bytes are old, new or torn: wait for the step's record before, download on that stream by
+    /// [`Queue::download`], or order the two by [`Backend::order`].
     ///
     /// # Errors
     ///
     /// `from` is shorter, or earlier work failed.
     pub fn read(&self, from: &DeviceSlice<'static, B>, into: &mut [u8]) -> Result<(), Error> {
         let queue = Queue::direct(self.context().backend(), &self.stream);
-        Ok(queue.download(from, into)?)
+        // SAFETY: what writes the slice is queued on this group's stream, or the caller has waited for it or
+        // ordered it with that.
+        Ok(unsafe { queue.download(from, into) }?)
     }
 
     /// A runner of steps whose body is `body`. Collective.

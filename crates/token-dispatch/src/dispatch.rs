@@ -434,7 +434,9 @@ impl<B: Backend> Lane<B> {
         max_rows: u32,
     ) -> Result<(), DispatchError> {
         let mut window: WindowState = bytemuck::Zeroable::zeroed();
-        step.queue().download(&handle.window(), bytemuck::bytes_of_mut(&mut window))?;
+        let into = bytemuck::bytes_of_mut(&mut window);
+        // SAFETY: the window is written in the order of this step's stream.
+        unsafe { step.queue().download(&handle.window(), into) }?;
         if let Some(fault) = self.dispatcher().context().fault() {
             return Err(fault.into());
         }

@@ -35,19 +35,25 @@ pub fn eager_steps_are_refused<T: TestBackend>() {
     });
 }
 
-/// Uploads, downloads and waits cannot be recorded, and are refused while the body runs; the rest of
-/// the recording is not harmed.
+/// Uploads, downloads and waits cannot be recorded, and are refused while the body runs, and so is a
+/// recording within it, whose key would be the body's; the rest of the recording is not harmed.
 pub fn host_transfers_are_refused<T: TestBackend>() {
     holds::<T>(&Case::new(2), "the rest of the recording", |rig| {
         let (program, word) = (rig.program(), rig.layer(0).count.slice());
         let dispatcher = rig.group.dispatcher();
         let graph = StepGraph::record(dispatcher, rig.group.stream(), StepOptions::new(), |step| {
             let queue = step.queue();
-            // SAFETY: refused, so that nothing is written.
-            let upload = unsafe { queue.upload(&word, &[0; 4]) };
-            let download = queue.download(&word, &mut [0; 4]);
+            // SAFETY: both are refused, so that nothing is written or read.
+            let (upload, download) =
+                unsafe { (queue.upload(&word, &[0; 4]), queue.download(&word, &mut [0; 4])) };
             let wait = graph_ep::Backend::synchronize(queue.backend(), queue.stream());
-            for (what, refused) in [("upload", upload), ("download", download), ("wait", wait)] {
+            let begin = graph_ep::Backend::begin_recording(queue.backend(), queue.stream());
+            for (what, refused) in [
+                ("upload", upload),
+                ("download", download),
+                ("wait", wait),
+                ("a recording", begin.map(drop)),
+            ] {
                 assert!(
                     matches!(refused, Err(BackendError::Recording { .. })),
                     "{what}: {refused:?}"

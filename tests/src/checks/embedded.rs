@@ -308,9 +308,10 @@ pub fn what_cannot_be_embedded_is_refused<T: TestBackend>() {
                     says(nested, "takes part in the recording already");
                     let queue = step.queue();
                     let word = rig.layer(0).count.slice();
-                    // SAFETY: refused, so that nothing is written.
-                    let upload = unsafe { queue.upload(&word, &[0; 4]) };
-                    let download = queue.download(&word, &mut [0; 4]);
+                    // SAFETY: both are refused, so that nothing is written or read.
+                    let (upload, download) = unsafe {
+                        (queue.upload(&word, &[0; 4]), queue.download(&word, &mut [0; 4]))
+                    };
                     let wait = queue.backend().synchronize(queue.stream());
                     for refused in [upload, download, wait] {
                         assert!(matches!(refused, Err(BackendError::Recording { .. })));

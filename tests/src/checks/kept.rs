@@ -150,7 +150,7 @@ pub fn gradients_of_fewer_tokens_than_were_sent_are_a_fault<T: TestBackend>() {
         let fault = fault(&rig, number);
         let mut grads = vec![0; 6 * case.sum_bytes()];
         let from = rig.layer(0).tokens.slice();
-        rig.rig.direct().download(&from, &mut grads).expect("it ran");
+        rig.rig.group.read(&from, &mut grads).expect("it ran");
         let beyond = &grads[few * case.sum_bytes()..];
         assert!(beyond.iter().all(|byte| *byte == SPOILT), "gradients nobody gave memory for");
         fault
@@ -178,7 +178,7 @@ pub fn gradients_of_fewer_rows_than_were_received_are_a_fault<T: TestBackend>() 
         let number = step.finish().expect("it is queued").number.expect("it runs");
         let fault = fault(&rig, number);
         let mut grads = vec![0; before * case.sum_bytes()];
-        rig.rig.direct().download(&rig.layer(0).rows.slice(), &mut grads).expect("it ran");
+        rig.rig.group.read(&rig.layer(0).rows.slice(), &mut grads).expect("it ran");
         let beyond = &grads[rows * case.sum_bytes()..];
         assert!(beyond.iter().all(|byte| *byte == SPOILT), "rows nobody gave memory for");
         fault

@@ -39,10 +39,12 @@ pub(super) fn measure<B: Backend>(part: &Part<'_, B>) -> Result<Vec<Entry>, OpEr
         let expected: Vec<u8> = (0..row).map(|at| at as u8).collect();
         // SAFETY: the row is below the capacity, and nothing else knows the buffer.
         unsafe { part.queue().upload(&last, &expected) }?;
-        part.queue().download(&last, &mut found)?;
+        // SAFETY: as above.
+        unsafe { part.queue().download(&last, &mut found) }?;
     }
     let mut capacity = [0; 4];
-    part.queue().download(&set.capacity_word(), &mut capacity)?;
+    // SAFETY: the set was committed on this queue.
+    unsafe { part.queue().download(&set.capacity_word(), &mut capacity) }?;
     let written = found.iter().enumerate().all(|(at, byte)| *byte == at as u8);
     let right = written && u32::from_le_bytes(capacity) == few + more;
     let wrong = Mismatch {

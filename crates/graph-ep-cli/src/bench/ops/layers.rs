@@ -239,7 +239,9 @@ impl<B: Backend> Receiver<B> {
     fn found(&self, part: &Part<'_, B>) -> Result<Found, OpError> {
         let words = |slice: DeviceSlice<'static, B>| -> Result<Vec<i32>, OpError> {
             let mut words = vec![0; slice.bytes() / size_of::<i32>()];
-            part.queue().download(&slice, bytemuck::cast_slice_mut(&mut words))?;
+            let into = bytemuck::cast_slice_mut(&mut words);
+            // SAFETY: all work on the layers is queued on the part's stream.
+            unsafe { part.queue().download(&slice, into) }?;
             Ok(words)
         };
         Ok(Found {
@@ -276,7 +278,9 @@ fn read<B: Backend>(
     let mut bytes = vec![0; range.len()];
     let (value, limit) = (range.end as u64, format!("the {} bytes of a buffer", from.bytes()));
     let outside = BackendError::Invalid { what: "end of a range in bytes", value, limit };
-    part.queue().download(&from.get(range).ok_or(outside)?, &mut bytes)?;
+    let from = from.get(range).ok_or(outside)?;
+    // SAFETY: all work on the layers is queued on the part's stream.
+    unsafe { part.queue().download(&from, &mut bytes) }?;
     Ok(bytes)
 }
 
