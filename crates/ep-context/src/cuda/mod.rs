@@ -83,6 +83,7 @@ mod module;
 mod nvrtc;
 mod options;
 mod order;
+mod packages;
 mod part;
 mod recorder;
 mod remains;
@@ -103,6 +104,7 @@ pub use mark::CudaMark;
 pub use memory::{CudaMapped, CudaMemory};
 pub use nvrtc::nvrtc_version;
 pub use options::CudaOptions;
+pub use packages::python_packages;
 pub use shared::{CudaPeer, CudaShared};
 pub use stream::CudaStream;
 

@@ -15,6 +15,7 @@ use cudarc::nvrtc::sys;
 use libloading::Library;
 
 use super::compile::{pointers, start};
+use super::packages::python_packages;
 use crate::backend::BackendError;
 
 /// The variable that names the library, or the folder that it is in.
@@ -219,56 +220,12 @@ fn candidates() -> Vec<PathBuf> {
     for toolkit in toolkits.chain([PathBuf::from("/usr/local/cuda")]) {
         found.extend(in_folder(toolkit.join("lib64")));
     }
-    for packages in python_packages(variable) {
+    for packages in python_packages(|name| env::var_os(name)) {
         for wheel in WHEELS {
             found.extend(in_folder(packages.join(wheel)));
         }
     }
     found
-}
-
-/// Folders of Python packages that exist: those of active environments, of the `python3` that is
-/// found first, and of the user and the system.
-fn python_packages(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
-    let mut prefixes: Vec<PathBuf> =
-        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(&variable).collect();
-    let path = variable("PATH").map(PathBuf::into_os_string).unwrap_or_default();
-    prefixes.extend(
-        env::split_paths(&path)
-            .flat_map(|folder| links(folder.join("python3")))
-            .filter_map(|python| Some(python.parent()?.parent()?.to_owned())),
-    );
-    prefixes.extend(variable("HOME").map(|home| home.join(".local")));
-    prefixes.extend(["/usr/local", "/usr"].map(PathBuf::from));
-    let paths = variable("PYTHONPATH").map(PathBuf::into_os_string).unwrap_or_default();
-    let mut packages: Vec<PathBuf> = env::split_paths(&paths).collect();
-    for prefix in prefixes {
-        let versions = fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten();
-        for version in versions {
-            if version.file_name().to_string_lossy().starts_with("python3") {
-                packages.push(version.path().join("site-packages"));
-                packages.push(version.path().join("dist-packages"));
-            }
-        }
-    }
-    packages.retain(|folder| folder.join("nvidia").is_dir());
-    packages.dedup();
-    packages
-}
-
-/// A file and what it is a link to, link by link: the interpreter of an environment is often reached
-/// by a link from elsewhere, and is one itself.
-fn links(path: PathBuf) -> Vec<PathBuf> {
-    // As far as the system itself follows links.
-    const MOST: usize = 40;
-    let mut chain = Vec::new();
-    let mut next = path.exists().then_some(path);
-    while let Some(path) = next.filter(|_| chain.len() < MOST) {
-        let target = fs::read_link(&path).ok();
-        next = target.and_then(|target| Some(path.parent()?.join(target)));
-        chain.push(path);
-    }
-    chain
 }
 
 /// A program of the compiler's.
@@ -360,35 +317,7 @@ impl Drop for Program<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use super::*;
-
-    #[test]
-    fn packages_are_found_through_the_interpreter_that_is_found_first() {
-        let root = tempfile::tempdir().expect("a folder");
-        let root = root.path();
-        let packages = root.join("env/lib/python3.12/site-packages");
-        fs::create_dir_all(packages.join("nvidia/cu13/lib")).expect("made");
-        fs::create_dir_all(root.join("env/lib/python3.11/site-packages")).expect("made");
-        for folder in ["env/bin", "bin", "system/bin"] {
-            fs::create_dir_all(root.join(folder)).expect("made");
-        }
-        fs::write(root.join("system/bin/python3.12"), "").expect("written");
-        symlink("../../system/bin/python3.12", root.join("env/bin/python3")).expect("linked");
-        symlink(root.join("env/bin/python3"), root.join("bin/python3")).expect("linked");
-        let found = |path: PathBuf| {
-            python_packages(|name| (name == "PATH").then(|| path.clone()))
-                .into_iter()
-                .filter(|folder| folder.starts_with(root))
-                .map(|folder| folder.canonicalize().expect("it is there"))
-                .collect::<Vec<_>>()
-        };
-        let packages = packages.canonicalize().expect("it is there");
-        assert_eq!(found(root.join("env/bin")), std::slice::from_ref(&packages));
-        assert_eq!(found(root.join("bin")), [packages], "through a link");
-        assert!(found(root.join("system/bin")).is_empty());
-    }
 
     #[test]
     fn a_search_that_fails_says_where_it_looked() {
