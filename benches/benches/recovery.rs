@@ -21,7 +21,7 @@ use graph_ep_benches::step::{LEVEL_ROWS, Load, Member, RANKS};
 const SMALL: u32 = LEVEL_ROWS;
 
 fn settings(shaping: RowShaping) -> RecoverySettings {
-    RecoverySettings::new().growth(GrowthPolicy::Exact).shaping(shaping)
+    RecoverySettings::new().with_growth(GrowthPolicy::Exact).with_shaping(shaping)
 }
 
 fn clean(rendezvous: ThreadRendezvous) -> Result<Work, Failure> {
@@ -46,7 +46,7 @@ fn recovered(rendezvous: ThreadRendezvous, shaping: RowShaping) -> Result<Work, 
 
 fn rounds(rendezvous: ThreadRendezvous) -> Result<Work, Failure> {
     let member = Member::join(rendezvous, SMALL, Load::OneRank)?;
-    let settings = RecoverySettings::new().overflow(OverflowPolicy::Rounds);
+    let settings = RecoverySettings::new().with_overflow(OverflowPolicy::Rounds);
     let mut runner = member.into_runner(settings)?;
     Ok(Box::new(move |iterations| {
         (0..iterations).map(|_| measure(&mut runner, |outcome| outcome == Outcome::Clean)).sum()

@@ -143,7 +143,7 @@ fn memory_that_is_really_full() {
     let case = Case { skew: Skew::Hot(0), hidden, tokens, ..Case::new(2) }.capacity(4);
     CudaProcesses::on_ranks(2, |env| {
         let rig = rig(env, &case);
-        let settings = RecoverySettings::new().growth(GrowthPolicy::Exact);
+        let settings = RecoverySettings::new().with_growth(GrowthPolicy::Exact);
         let mut runner = rig.runner(settings).expect("in range");
         let backend = rig.group.context().backend();
         // Recorded while there is memory: a step that sends nothing fits.

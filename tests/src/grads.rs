@@ -172,7 +172,7 @@ impl<T: TestBackend> GradRig<T> {
         mode: StepMode,
         body: impl FnOnce(&mut Step<'static, T::Backend>) -> Result<(), BodyError>,
     ) {
-        let options = StepOptions::new().mode(mode);
+        let options = StepOptions::new().with_mode(mode);
         let dispatcher = self.rig.group.dispatcher();
         let mut step = Step::begin(dispatcher, self.rig.direct(), options).expect("queued");
         body(&mut step).expect("queued");
@@ -190,7 +190,7 @@ impl<T: TestBackend> GradRig<T> {
         mode: StepMode,
         body: impl FnOnce(&mut Step<'static, T::Backend>) -> Result<(), BodyError>,
     ) -> StepGraph<'static, T::Backend> {
-        let options = StepOptions::new().mode(mode);
+        let options = StepOptions::new().with_mode(mode);
         let group = &self.rig.group;
         StepGraph::record(group.dispatcher(), group.stream(), options, body).expect("recorded")
     }
@@ -214,7 +214,7 @@ impl<T: TestBackend> BackwardProgram<T> {
     /// What an operation refuses.
     pub fn queue(&self, step: &mut Step<'static, T::Backend>) -> Result<(), BodyError> {
         let layers = 0..self.grads.len();
-        if step.options().mode_of_step() == StepMode::Rounds {
+        if step.options().mode() == StepMode::Rounds {
             return layers.rev().try_for_each(|layer| self.rounds(step, layer));
         }
         self.forward.queue(step)?;

@@ -39,7 +39,7 @@ impl<T: TestBackend> Program<T> {
     ///
     /// What an operation refuses.
     pub fn queue(&self, step: &mut Step<'static, T::Backend>) -> Result<(), BodyError> {
-        if step.options().mode_of_step() == StepMode::Rounds {
+        if step.options().mode() == StepMode::Rounds {
             return (0..self.case.layers).try_for_each(|layer| self.rounds(step, layer));
         }
         let last = self.case.layers - 1;

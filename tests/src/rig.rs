@@ -237,7 +237,7 @@ impl<T: TestBackend> Rig<T> {
     /// If the step fails.
     pub fn run(&self, step: usize, mode: StepMode) -> RankRun {
         self.write(step);
-        let number = self.launch(StepOptions::new().mode(mode)).expect("the step is queued");
+        let number = self.launch(StepOptions::new().with_mode(mode)).expect("the step is queued");
         self.seen(step, number)
     }
 
@@ -269,7 +269,7 @@ impl<T: TestBackend> Rig<T> {
     ///
     /// If that is refused.
     pub fn record_rounds(&self) -> StepGraph<'static, T::Backend> {
-        let options = StepOptions::new().mode(StepMode::Rounds);
+        let options = StepOptions::new().with_mode(StepMode::Rounds);
         let graph = self.record(options).expect("one token fits");
         self.meet("all have recorded");
         graph

@@ -45,7 +45,7 @@ const FIRST: usize = 40;
 /// Allocations of the thread that runs each step, on every rank.
 fn allocations<T: TestBackend>(overflow: OverflowPolicy) -> Vec<Vec<u64>> {
     T::on_ranks(2, |env| {
-        let mut runner = steady::runner(env, RecoverySettings::new().overflow(overflow));
+        let mut runner = steady::runner(env, RecoverySettings::new().with_overflow(overflow));
         let mut last = Some(runner.run().expect("the first step, which records"));
         let mut seen = Vec::new();
         for step in 0..FIRST + 8 {

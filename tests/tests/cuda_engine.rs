@@ -172,7 +172,7 @@ fn rounds<T: TestBackend<Backend = CudaBackend>>() {
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut engine = Engine::of(&rig, Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
-        let in_rounds = StepOptions::new().mode(StepMode::Rounds);
+        let in_rounds = StepOptions::new().with_mode(StepMode::Rounds);
         let embedded =
             engine.capture_in_turn(&rig, |stream| rig.group.embed(stream, in_rounds, rig.body()));
         (0..4).map(|step| engine.replay(&rig, &embedded, step)).collect::<Vec<_>>()
@@ -392,7 +392,7 @@ fn refused<T: TestBackend<Backend = CudaBackend>>() {
             })
             .expect("the capture was not harmed");
         // An allocation that the driver records cannot stand in a loop.
-        let in_rounds = StepOptions::new().mode(StepMode::Rounds);
+        let in_rounds = StepOptions::new().with_mode(StepMode::Rounds);
         let allocates = |stream: &CudaStream| {
             rig.group.embed(stream, in_rounds, |step| -> Result<(), BodyError> {
                 let layer = rig.layer(0);

@@ -61,7 +61,7 @@ proptest! {
         };
         let runs = HostThreads::on_ranks(case.world(), |env| {
             let rig = Rig::<HostThreads>::new(env, &case);
-            let settings = RecoverySettings::new().growth(policy);
+            let settings = RecoverySettings::new().with_growth(policy);
             let mut runner = rig.runner(settings).expect("the factor is in range");
             let mut runs = Vec::new();
             for step in 0..3 {

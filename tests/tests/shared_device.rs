@@ -104,7 +104,7 @@ fn case() -> Case {
 }
 
 fn rounds() -> RecoverySettings {
-    RecoverySettings::new().overflow(OverflowPolicy::Rounds).growth(GrowthPolicy::Exact)
+    RecoverySettings::new().with_overflow(OverflowPolicy::Rounds).with_growth(GrowthPolicy::Exact)
 }
 
 /// A runner that notes when its body is recorded.
@@ -141,7 +141,7 @@ fn growing<const SHARE: bool>() -> Vec<Vec<(Ran, Vec<String>)>> {
         let heard = env.rendezvous.heard.clone();
         let rig = Rig::new(env, &case);
         assert_eq!(rig.group.dispatcher().shares_devices(), SHARE);
-        let mut runner = runner(&rig, rounds().adjustments(ahead), &heard);
+        let mut runner = runner(&rig, rounds().with_adjustments(ahead), &heard);
         (0..12).map(|number| step(&rig, &mut runner, &heard, number)).collect::<Vec<_>>()
     });
     let steps = by_step(&ranks);
@@ -305,7 +305,7 @@ fn ranks_meet_before_a_step_is_run_again_that_waited_for_another_to_be_recovered
     let ranks = Ranks::<true>::on_ranks(case.world(), |env| {
         let heard = env.rendezvous.heard.clone();
         let rig = Rig::new(env, &case);
-        let recover = RecoverySettings::new().growth(GrowthPolicy::Exact);
+        let recover = RecoverySettings::new().with_growth(GrowthPolicy::Exact);
         let mut recovering = runner(&rig, recover, &heard);
         let mut rounds = runner(&rig, rounds(), &heard);
         step(&rig, &mut rounds, &heard, 0);
@@ -347,7 +347,7 @@ fn ranks_meet_where_one_shrinks_that_could_not_grow_before() {
             // Only rank 1 shrinks.
             min_rows: if rank == 1 { 0 } else { 40 },
         };
-        let mut runner = runner(&rig, rounds().adjustments(adjustments), &heard);
+        let mut runner = runner(&rig, rounds().with_adjustments(adjustments), &heard);
         let launch = |runner: &mut StepRunner<HostBackend>, total: usize| {
             let own = total / 3 + usize::from(rank < total % 3);
             let ids = (0..16).map(|token| if token < own { 2 } else { -1 }).collect();
@@ -390,7 +390,7 @@ fn rounds_shrink_no_further_than_one_token_needs() {
         let rig = Rig::new(env, &case);
         let shrink_after = NonZeroU32::new(1);
         let adjustments = Adjustments { shrink_after, ..Adjustments::default() };
-        let mut runner = runner(&rig, rounds().adjustments(adjustments), &heard);
+        let mut runner = runner(&rig, rounds().with_adjustments(adjustments), &heard);
         let values = Rows::Values(vec![1.0; 5 * case.hidden]);
         rig.write_layer(0, &Inputs::of(&case, values, vec![-1; 5], vec![1.0; 5]));
         runner.run().expect("it ends");
@@ -409,7 +409,7 @@ fn without_loops_only_the_agreement_on_a_replay_is_waited_for() {
     let ranks = Ranks::<true>::on_ranks(case.world(), |env| {
         let heard = env.rendezvous.heard.clone();
         let rig = Rig::new(env, &case);
-        let settings = RecoverySettings::new().growth(GrowthPolicy::geometric());
+        let settings = RecoverySettings::new().with_growth(GrowthPolicy::geometric());
         let mut runner = runner(&rig, settings, &heard);
         step(&rig, &mut runner, &heard, 0)
     });

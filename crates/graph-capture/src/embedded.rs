@@ -23,13 +23,11 @@ impl EmbedOptions {
         Self { step, in_child_graph: false }
     }
 
-    /// States that the engine will make the graph a node of another, which nobody can see while it is
-    /// recorded: what cannot stand there, a loop on the device, is refused at once then. Otherwise it is
-    /// the driver that refuses the node later.
-    #[must_use]
-    pub fn in_child_graph(mut self, in_child_graph: bool) -> Self {
-        self.in_child_graph = in_child_graph;
-        self
+    /// A step with these options, in a graph that the engine will make a node of another, which nobody can
+    /// see while it is recorded: what cannot stand there, a loop on the device, is refused at once. Of a
+    /// step that was not [said](Self::new) to be in one it is the driver that refuses the node later.
+    pub fn in_child_graph(step: StepOptions) -> Self {
+        Self { step, in_child_graph: true }
     }
 
     fn check<B: Backend>(
@@ -38,7 +36,7 @@ impl EmbedOptions {
         sets: &[&RowSet<B>],
     ) -> Result<(), CaptureError> {
         Step::check_embeddable(dispatcher, &self.step, sets)?;
-        if self.in_child_graph && self.step.mode_of_step() == StepMode::Rounds {
+        if self.in_child_graph && self.step.mode() == StepMode::Rounds {
             return Err(order(
                 dispatcher,
                 "a step in rounds is a loop on the device, which cannot stand in a graph within a \
@@ -75,7 +73,7 @@ impl From<StepOptions> for EmbedOptions {
 /// then. If the engine launches it all the same, the step itself finds out on the device: it moves
 /// nothing on that rank, and its record is [`DispatchError::StaleGraph`] on every rank. The group goes on;
 /// what the step wrote on any rank is worth nothing. Where the step
-/// [holds](StepOptions::hold_on_overflow), later ones drain until
+/// [holds](StepOptions::with_hold_on_overflow), later ones drain until
 /// [`TokenDispatcher::resume`].
 pub struct EmbeddedStep<B: Backend> {
     dispatcher: TokenDispatcher<B>,
@@ -203,7 +201,7 @@ impl<B: Backend> EmbeddedStep<B> {
     ///
     /// [`CaptureError::Stale`] with the two shapes.
     pub fn check_current(&self) -> Result<(), CaptureError> {
-        if self.options.shaping_of_rows() == RowShaping::DeviceCounted {
+        if self.options.shaping() == RowShaping::DeviceCounted {
             return Ok(());
         }
         shapes::check_current(&self.dispatcher, &self.shapes)

@@ -120,7 +120,7 @@ impl<'a, B: Backend> StepGraph<'a, B> {
     ///
     /// [`CaptureError::Stale`] with the two shapes.
     pub fn check_current(&self) -> Result<(), CaptureError> {
-        if self.options.shaping_of_rows() == RowShaping::DeviceCounted {
+        if self.options.shaping() == RowShaping::DeviceCounted {
             return Ok(());
         }
         shapes::check_current(&self.dispatcher, &self.shapes)

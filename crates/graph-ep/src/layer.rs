@@ -294,7 +294,7 @@ impl<B: Backend> ExpertParallel<B> {
             row_limit: step.row_limit(&self.rows),
         };
         let expert_rows = self.outputs.slice();
-        if step.options().mode_of_step() == StepMode::Rounds {
+        if step.options().mode() == StepMode::Rounds {
             return lane.rounds(step, &dispatch, &expert_rows, &layer.output, |step| {
                 experts(step.queue(), &received)
             });

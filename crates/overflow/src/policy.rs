@@ -10,7 +10,7 @@ use crate::growth::{Adjustments, GrowthPolicy};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OverflowPolicy {
-    /// Grow, record again and replay the step; after [`RecoverySettings::max_replays`] run it
+    /// Grow, record again and replay the step; after [`RecoverySettings::with_max_replays`] run it
     /// eagerly. No row is lost.
     #[default]
     Recover,
@@ -64,14 +64,14 @@ impl RecoverySettings {
 
     /// What to do about an overflow.
     #[must_use]
-    pub fn overflow(mut self, policy: OverflowPolicy) -> Self {
+    pub fn with_overflow(mut self, policy: OverflowPolicy) -> Self {
         self.overflow = policy;
         self
     }
 
     /// How much to grow.
     #[must_use]
-    pub fn growth(mut self, policy: GrowthPolicy) -> Self {
+    pub fn with_growth(mut self, policy: GrowthPolicy) -> Self {
         self.growth = policy;
         self
     }
@@ -79,28 +79,28 @@ impl RecoverySettings {
     /// Growing ahead and shrinking between steps; by default what the growth policy does by itself, and
     /// that only under [`OverflowPolicy::Recover`].
     #[must_use]
-    pub fn adjustments(mut self, adjustments: Adjustments) -> Self {
+    pub fn with_adjustments(mut self, adjustments: Adjustments) -> Self {
         self.adjustments = adjustments;
         self
     }
 
     /// Whether growth makes the recorded graph stale.
     #[must_use]
-    pub fn shaping(mut self, shaping: RowShaping) -> Self {
+    pub fn with_shaping(mut self, shaping: RowShaping) -> Self {
         self.shaping = shaping;
         self
     }
 
     /// How often one step is replayed before it runs eagerly (default 2).
     #[must_use]
-    pub fn max_replays(mut self, replays: u32) -> Self {
+    pub fn with_max_replays(mut self, replays: u32) -> Self {
         self.max_replays = replays;
         self
     }
 
     /// The most rows that growth may reach (default: what the row set reserves).
     #[must_use]
-    pub fn max_rows(mut self, rows: u32) -> Self {
+    pub fn with_max_rows(mut self, rows: u32) -> Self {
         self.max_rows = Some(rows);
         self
     }
@@ -108,7 +108,7 @@ impl RecoverySettings {
     /// The most rows that an eager run may reach (default: what the row set reserves). A step that is known
     /// to need more is refused rather than run eagerly.
     #[must_use]
-    pub fn eager_max_rows(mut self, rows: u32) -> Self {
+    pub fn with_eager_max_rows(mut self, rows: u32) -> Self {
         self.eager_max_rows = Some(rows);
         self
     }

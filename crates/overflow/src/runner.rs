@@ -339,12 +339,12 @@ impl<B: Backend> StepRunner<B> {
 
 fn options(settings: &RecoverySettings) -> StepOptions {
     StepOptions::new()
-        .mode(match settings.overflow {
+        .with_mode(match settings.overflow {
             OverflowPolicy::Rounds => StepMode::Rounds,
             _ => StepMode::Static,
         })
-        .shaping(settings.shaping)
-        .hold_on_overflow(settings.overflow == OverflowPolicy::Recover)
+        .with_shaping(settings.shaping)
+        .with_hold_on_overflow(settings.overflow == OverflowPolicy::Recover)
 }
 
 /// How the steps of a runner are recorded.

@@ -300,7 +300,7 @@ impl Rank {
         body: impl FnOnce(&mut Step<'static, Host>) -> Result<(), DispatchError>,
     ) -> Result<Vec<u8>, DispatchError> {
         self.spoil();
-        let options = StepOptions::new().mode(mode);
+        let options = StepOptions::new().with_mode(mode);
         let mut step = Step::begin(&self.dispatcher, self.direct(), options)?;
         body(&mut step)?;
         let number = step.finish()?.number.expect("a step that runs has a number");

@@ -24,7 +24,7 @@ fn holds<T: TestBackend>(
 /// An eager step cannot be recorded, and is refused when that is asked for.
 pub fn eager_steps_are_refused<T: TestBackend>() {
     holds::<T>(&Case::new(2), "after the refusal", |rig| {
-        let options = StepOptions::new().mode(StepMode::Eager { max_rows: u32::MAX });
+        let options = StepOptions::new().with_mode(StepMode::Eager { max_rows: u32::MAX });
         match rig.record(options) {
             Err(CaptureError::Dispatch(DispatchError::Order { operation, .. })) => {
                 assert!(operation.contains("eager"));
@@ -154,7 +154,7 @@ pub fn growth_makes_a_graph_shaped_by_capacity_stale<T: TestBackend>() {
 /// A graph that counts on the device stays current, and uses the rows that came.
 pub fn growth_leaves_a_device_counted_graph_current<T: TestBackend>() {
     holds::<T>(&Case::new(3).capacity(0), "with the rows that came", |rig| {
-        let options = StepOptions::new().shaping(RowShaping::DeviceCounted);
+        let options = StepOptions::new().with_shaping(RowShaping::DeviceCounted);
         let graph = rig.record(options).expect("it can be recorded");
         let before = rig.replay(&graph, 0);
         assert_eq!(before.record.delivered, 0);

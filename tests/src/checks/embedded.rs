@@ -110,7 +110,7 @@ pub fn embedded_rounds_equal_the_oracle<T: TestBackend>() {
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut graphs = Graphs::of(&rig);
-        let embedded = graphs.embed(&rig, StepOptions::new().mode(StepMode::Rounds));
+        let embedded = graphs.embed(&rig, StepOptions::new().with_mode(StepMode::Rounds));
         rig.meet("all have captured");
         (0..4).map(|step| replay(&rig, &graphs, &embedded, step)).collect::<Vec<_>>()
     });
@@ -177,7 +177,7 @@ pub fn stale_replays_are_told_to_all_ranks<T: TestBackend>() {
 /// The same in rounds, where a stale rank makes no trip.
 pub fn stale_rounds_are_told_to_all_ranks<T: TestBackend>() {
     let case = Case { layers: 2, ..Case::new(2) }.capacity(8);
-    let in_rounds = StepOptions::new().mode(StepMode::Rounds);
+    let in_rounds = StepOptions::new().with_mode(StepMode::Rounds);
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
         let mut graphs = Graphs::of(&rig);
@@ -205,7 +205,7 @@ pub fn steps_behind_a_stale_one_drain<T: TestBackend>() {
     let last = case.world() - 1;
     let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let options = StepOptions::new().hold_on_overflow(true);
+        let options = StepOptions::new().with_hold_on_overflow(true);
         let mut graphs = Graphs::of(&rig);
         let embedded = graphs.embed(&rig, options);
         if rig.rank() == last {
@@ -242,7 +242,7 @@ pub fn device_counted_steps_stay_current<T: TestBackend>() {
     let case = Case::new(2).capacity(4);
     let runs = T::on_ranks(2, |env| {
         let rig = Rig::<T>::new(env, &case);
-        let options = StepOptions::new().shaping(RowShaping::DeviceCounted);
+        let options = StepOptions::new().with_shaping(RowShaping::DeviceCounted);
         let mut graphs = Graphs::of(&rig);
         let embedded = graphs.embed(&rig, options);
         let growth = rig.group.rows().plan(rig.group.rows().max_rows()).expect("it is reserved");
@@ -298,10 +298,10 @@ pub fn what_cannot_be_embedded_is_refused<T: TestBackend>() {
         says(rig.group.embed(graphs.stream(), StepOptions::new(), rig.body()), "record");
         let embedded = graphs
             .capture(|stream| {
-                let eager = StepOptions::new().mode(StepMode::Eager { max_rows: u32::MAX });
+                let eager = StepOptions::new().with_mode(StepMode::Eager { max_rows: u32::MAX });
                 says(rig.group.embed(stream, eager, rig.body()), "record a static step");
-                let rounds = StepOptions::new().mode(StepMode::Rounds);
-                let in_child = EmbedOptions::new(rounds).in_child_graph(true);
+                let rounds = StepOptions::new().with_mode(StepMode::Rounds);
+                let in_child = EmbedOptions::in_child_graph(rounds);
                 says(rig.group.embed(stream, in_child, rig.body()), "graph within a graph");
                 rig.group.embed(stream, StepOptions::new(), |step| {
                     let nested = rig.group.embed(stream, StepOptions::new(), |_| Ok(()));
@@ -345,7 +345,7 @@ pub fn what_cannot_be_embedded_is_refused<T: TestBackend>() {
                 Ok::<(), CaptureError>(())
             })
             .expect("the capture was not harmed");
-        let counted = StepOptions::new().shaping(RowShaping::DeviceCounted);
+        let counted = StepOptions::new().with_shaping(RowShaping::DeviceCounted);
         others
             .capture(|stream| EmbeddedStep::record(dispatcher, stream, counted, &sets, rig.body()))
             .expect("it looks at no shape");

@@ -50,7 +50,7 @@ pub fn engines_recover_their_own_graphs<T: TestBackend>() {
             let engine = Engine { in_pieces, ..Engine::of(&rig) };
             let asked = engine.asked.clone();
             let growth = GrowthPolicy::headroom();
-            let settings = RecoverySettings::new().growth(growth).shaping(shaping);
+            let settings = RecoverySettings::new().with_growth(growth).with_shaping(shaping);
             let mut runner = runner(&rig, settings, engine);
             let mut other = rig.runner(settings).expect("in range");
             let ran: Vec<_> =
@@ -143,7 +143,7 @@ pub fn steps_that_no_replay_fits_run_eagerly_or_are_refused<T: TestBackend>() {
             let rig = Rig::<T>::new(env, &case);
             let engine = Engine { eager, ..Engine::of(&rig) };
             let asked = Arc::clone(&engine.asked);
-            let mut runner = runner(&rig, RecoverySettings::new().max_replays(0), engine);
+            let mut runner = runner(&rig, RecoverySettings::new().with_max_replays(0), engine);
             match (rig.step(&mut runner, 0), eager) {
                 (Ok(ran), true) => {
                     assert_eq!(ran.ended, Ended::Recovered { replays: 0, eager: true });
@@ -193,16 +193,16 @@ pub fn engines_follow_every_policy<T: TestBackend>() {
     let case = tight().on::<T>();
     let rounds = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let drop = RecoverySettings::new().overflow(OverflowPolicy::Drop);
+        let drop = RecoverySettings::new().with_overflow(OverflowPolicy::Drop);
         let mut dropping = runner(&rig, drop, Engine::of(&rig));
         assert_eq!(rig.step(&mut dropping, 0).expect("it drops").ended, Ended::Dropped);
-        let fail = RecoverySettings::new().overflow(OverflowPolicy::Fail);
+        let fail = RecoverySettings::new().with_overflow(OverflowPolicy::Fail);
         let mut failing = runner(&rig, fail, Engine::of(&rig));
         match rig.step(&mut failing, 0) {
             Err(OverflowError::Overflow { .. }) => {}
             other => panic!("{other:?}"),
         }
-        let rounds = RecoverySettings::new().overflow(OverflowPolicy::Rounds);
+        let rounds = RecoverySettings::new().with_overflow(OverflowPolicy::Rounds);
         let mut looping = runner(&rig, rounds, Engine::of(&rig));
         vec![rig.step(&mut looping, 0).expect("it fits")]
     });
@@ -214,11 +214,11 @@ pub fn engines_follow_every_policy<T: TestBackend>() {
 pub fn captures_of_another_step_are_refused<T: TestBackend>() {
     let case = Case::new(2);
     let plain = StepOptions::new();
-    let holding = plain.hold_on_overflow(true);
+    let holding = plain.with_hold_on_overflow(true);
     for (other, part) in [
         (Other::Options(plain), "hold_on_overflow"),
-        (Other::Options(holding.shaping(RowShaping::DeviceCounted)), "shaping"),
-        (Other::Options(holding.mode(StepMode::Rounds)), "mode"),
+        (Other::Options(holding.with_shaping(RowShaping::DeviceCounted)), "shaping"),
+        (Other::Options(holding.with_mode(StepMode::Rounds)), "mode"),
         (Other::Rows, "row set"),
         (Other::Group, "dispatcher"),
     ] {

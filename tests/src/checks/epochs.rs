@@ -113,7 +113,7 @@ pub fn many_steps_in_flight<T: TestBackend>() {
         for step in 0..30 {
             rig.write(step);
             last = match step % 3 {
-                0 => rig.launch(StepOptions::new().mode(StepMode::Static)).expect("queued"),
+                0 => rig.launch(StepOptions::new().with_mode(StepMode::Static)).expect("queued"),
                 _ => graph.replay(rig.group.stream()).expect("the graph is current"),
             };
         }

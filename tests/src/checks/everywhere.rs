@@ -33,7 +33,7 @@ pub fn conforms<T: TestBackend>(what: &str, case: &Case) {
             rig.replay(&rounds, 2),
             rig.replay(&rounds, 3),
         ];
-        let settings = RecoverySettings::new().growth(GrowthPolicy::Exact);
+        let settings = RecoverySettings::new().with_growth(GrowthPolicy::Exact);
         let mut runner = rig.runner(settings).expect("in range");
         runs.extend([4, 5].map(|step| rig.step(&mut runner, step).expect("it recovers").run));
         runs.extend([rig.run_eager(6), rig.run(7, StepMode::Static)]);

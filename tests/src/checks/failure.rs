@@ -298,7 +298,7 @@ pub fn ranks_in_different_modes_find_out<T: TestBackend>() {
         rig.write(0);
         let eager = StepMode::Eager { max_rows: u32::MAX };
         let mode = if rig.rank() == 0 { StepMode::Static } else { eager };
-        let fault = match rig.launch(StepOptions::new().mode(mode)) {
+        let fault = match rig.launch(StepOptions::new().with_mode(mode)) {
             Ok(number) => fault_of(&rig, number),
             Err(_) => rig.group.context().fault().expect("the group has failed"),
         };
@@ -326,7 +326,7 @@ pub fn an_eager_step_without_room_is_given_up<T: TestBackend>() {
                 account.set_limit(Some(account.used()));
             }
             let max_rows = if short && !memory { 4 } else { u32::MAX };
-            let launched = rig.launch(StepOptions::new().mode(StepMode::Eager { max_rows }));
+            let launched = rig.launch(StepOptions::new().with_mode(StepMode::Eager { max_rows }));
             match (short, launched) {
                 (true, Err(error)) => match error.downcast_ref() {
                     Some(DispatchError::EagerLimit { rank: Rank(0), limit: 4, .. }) => {
@@ -396,7 +396,7 @@ pub fn a_runner_says_what_an_eager_step_lacks<T: TestBackend>() {
         let rig = Rig::<T>::new(env, &case);
         let settings = RecoverySettings::new();
         let limited = rig.rank() == 0;
-        let settings = if limited { settings.eager_max_rows(4) } else { settings };
+        let settings = if limited { settings.with_eager_max_rows(4) } else { settings };
         let mut runner = rig.runner(settings).expect("in range");
         rig.write(0);
         match (limited, runner.run_eager()) {

@@ -91,7 +91,7 @@ pub fn halves_equal_the_oracle<T: TestBackend>() {
                     .expect("it can be recorded");
             let direct = |step: usize, mode: StepMode| {
                 rig.write(step);
-                let options = StepOptions::new().mode(mode);
+                let options = StepOptions::new().with_mode(mode);
                 let mut queued =
                     Step::begin(dispatcher, rig.direct(), options).expect("it is queued");
                 body(&mut queued).expect("it is queued");

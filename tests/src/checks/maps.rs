@@ -132,7 +132,7 @@ pub fn maps_change_between_recovered_steps_and_rounds<T: TestBackend>() {
     let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &first);
         let rounds = rig.record_rounds();
-        let settings = RecoverySettings::new().growth(GrowthPolicy::Exact);
+        let settings = RecoverySettings::new().with_growth(GrowthPolicy::Exact);
         let mut runner = rig.runner(settings).expect("in range");
         let mut runs = Vec::new();
         for (step, map) in ORDER.into_iter().enumerate() {

@@ -101,7 +101,7 @@ pub fn replays_equal_direct_steps<T: TestBackend>() {
             let case = skewed().on::<T>().capacity(rows);
             let runs = T::on_ranks(case.world(), |env| {
                 let rig = Rig::<T>::new(env, &case);
-                let options = StepOptions::new().shaping(shaping);
+                let options = StepOptions::new().with_shaping(shaping);
                 let graph = rig.record(options).expect("it can be recorded");
                 assert_eq!(graph.dispatches(), 2);
                 assert!(graph.node_count() > 0);

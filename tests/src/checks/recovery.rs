@@ -65,11 +65,11 @@ impl Settings {
 
     fn recovery(self) -> RecoverySettings {
         let settings = RecoverySettings::new()
-            .growth(self.policy)
-            .adjustments(self.adjustments)
-            .shaping(self.shaping);
+            .with_growth(self.policy)
+            .with_adjustments(self.adjustments)
+            .with_shaping(self.shaping);
         match self.max_rows {
-            Some(rows) => settings.max_rows(rows),
+            Some(rows) => settings.with_max_rows(rows),
             None => settings,
         }
     }
@@ -224,9 +224,9 @@ pub fn shrinking_gives_memory_back<T: TestBackend>() {
                 let adjustments =
                     Adjustments { shrink_after: NonZeroU32::new(1), ..Adjustments::default() };
                 let settings = RecoverySettings::new()
-                    .growth(GrowthPolicy::headroom())
-                    .adjustments(adjustments)
-                    .shaping(shaping);
+                    .with_growth(GrowthPolicy::headroom())
+                    .with_adjustments(adjustments)
+                    .with_shaping(shaping);
                 let mut runner = rig.runner(settings).expect("in range");
                 let before = used();
                 let grown = rig.step(&mut runner, 0).expect("it recovers");

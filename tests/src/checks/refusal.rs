@@ -78,7 +78,7 @@ pub fn hooks_are_called_once_an_attempt<T: TestBackend>() {
         let rig = Rig::<T>::new(env, &case);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let hooks = Hooks { failures: 0, seen: seen.clone() };
-        let settings = RecoverySettings::new().growth(GrowthPolicy::headroom());
+        let settings = RecoverySettings::new().with_growth(GrowthPolicy::headroom());
         let mut runner = rig.runner(settings).expect("in range").hooks(hooks);
         let first = rig.step(&mut runner, 0).expect("it recovers");
         rig.step(&mut runner, 0).expect("it fits");
@@ -111,7 +111,8 @@ pub fn a_limit_in_rows_refuses_on_all_ranks<T: TestBackend>() {
     let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let limit = if rig.rank() == 1 { required - 1 } else { u32::MAX };
-        let mut runner = rig.runner(RecoverySettings::new().max_rows(limit)).expect("in range");
+        let mut runner =
+            rig.runner(RecoverySettings::new().with_max_rows(limit)).expect("in range");
         let told = refused(&rig, &mut runner, 0);
         assert_eq!(refused(&rig, &mut runner, 0), told, "refused again, in the same words");
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
@@ -167,11 +168,11 @@ pub fn recovery_settings_that_differ_are_named<T: TestBackend>() {
     let ahead = Adjustments { look_ahead: Some(1.5), ..Adjustments::default() };
     let shrinking = Adjustments { shrink_after: NonZeroU32::new(3), ..Adjustments::default() };
     let differ = [
-        ("overflow", usual.overflow(OverflowPolicy::Rounds), "recover", "rounds"),
-        ("growth", usual.growth(GrowthPolicy::Exact), "adaptive", "exact"),
-        ("look_ahead", usual.adjustments(ahead), "None", "Some(1.5)"),
-        ("shrink_after", usual.adjustments(shrinking), "None", "Some(3)"),
-        ("max_replays", usual.max_replays(5), "2", "5"),
+        ("overflow", usual.with_overflow(OverflowPolicy::Rounds), "recover", "rounds"),
+        ("growth", usual.with_growth(GrowthPolicy::Exact), "adaptive", "exact"),
+        ("look_ahead", usual.with_adjustments(ahead), "None", "Some(1.5)"),
+        ("shrink_after", usual.with_adjustments(shrinking), "None", "Some(3)"),
+        ("max_replays", usual.with_max_replays(5), "2", "5"),
     ];
     let case = Case::new(3).on::<T>();
     let last = case.world() - 1;
@@ -186,7 +187,8 @@ pub fn recovery_settings_that_differ_are_named<T: TestBackend>() {
             })
             .collect();
         let limit = 1000 + rig.rank() as u32;
-        rig.runner(usual.max_rows(limit).eager_max_rows(limit)).expect("limits may differ");
+        rig.runner(usual.with_max_rows(limit).with_eager_max_rows(limit))
+            .expect("limits may differ");
         texts
     });
     assert!(told.iter().all(|texts| *texts == told[0]), "{told:?}");
@@ -204,8 +206,8 @@ pub fn eager_mode_is_the_last_resort<T: TestBackend>() {
     let case = tight().on::<T>();
     let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let settings = RecoverySettings::new().max_replays(0);
-        let mut limited = rig.runner(settings.eager_max_rows(8)).expect("in range");
+        let settings = RecoverySettings::new().with_max_replays(0);
+        let mut limited = rig.runner(settings.with_eager_max_rows(8)).expect("in range");
         let told = refused(&rig, &mut limited, 0);
         let mut runner = rig.runner(settings).expect("in range");
         let steps: Vec<Ran> =
@@ -266,7 +268,7 @@ pub fn an_eager_run_beyond_its_limit_is_refused_beforehand<T: TestBackend>() {
     let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let limit = if rig.rank() == 0 { required - 1 } else { u32::MAX };
-        let settings = RecoverySettings::new().eager_max_rows(limit);
+        let settings = RecoverySettings::new().with_eager_max_rows(limit);
         let mut runner = recorded_once_on_rank_1(&rig, settings);
         let told = refused(&rig, &mut runner, 0);
         (told, (0..3).map(|step| rig.step(&mut runner, step).expect("it recovers")).collect())
@@ -296,7 +298,7 @@ pub fn the_policy_drop_keeps_what_fits<T: TestBackend>() {
     let case = tight().on::<T>();
     let runs = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let settings = RecoverySettings::new().overflow(OverflowPolicy::Drop);
+        let settings = RecoverySettings::new().with_overflow(OverflowPolicy::Drop);
         let mut runner = rig.runner(settings).expect("in range");
         (0..4)
             .map(|step| {
@@ -320,7 +322,7 @@ pub fn the_policy_fail_reports_and_goes_on<T: TestBackend>() {
     let first = StepOracle::new(&case, 0, case.capacity.as_deref());
     let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let settings = RecoverySettings::new().overflow(OverflowPolicy::Fail);
+        let settings = RecoverySettings::new().with_overflow(OverflowPolicy::Fail);
         let mut runner = rig.runner(settings).expect("in range");
         let shape = rig.shape();
         for _ in 0..2 {
@@ -349,9 +351,9 @@ pub fn the_policy_fail_grows_ahead_where_asked<T: TestBackend>() {
         let rig = Rig::<T>::new(env, &case);
         let adjustments = Adjustments { look_ahead: Some(1.0), ..Adjustments::default() };
         let settings = RecoverySettings::new()
-            .overflow(OverflowPolicy::Fail)
-            .growth(GrowthPolicy::Exact)
-            .adjustments(adjustments);
+            .with_overflow(OverflowPolicy::Fail)
+            .with_growth(GrowthPolicy::Exact)
+            .with_adjustments(adjustments);
         let mut runner = rig.runner(settings).expect("in range");
         match rig.step(&mut runner, 0) {
             Err(OverflowError::Overflow { report }) => {

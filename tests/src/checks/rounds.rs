@@ -16,7 +16,7 @@ fn skewed() -> Case {
 }
 
 fn in_rounds() -> StepOptions {
-    StepOptions::new().mode(StepMode::Rounds)
+    StepOptions::new().with_mode(StepMode::Rounds)
 }
 
 /// The windows that `rank` needs for its worst layer, by the rule of the reference.

@@ -30,7 +30,7 @@ pub fn steps_behind_an_over_budget_one_drain<T: TestBackend>() {
     let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
         let (stream, rows) = (rig.group.stream(), rig.group.rows());
-        let options = StepOptions::new().hold_on_overflow(true);
+        let options = StepOptions::new().with_hold_on_overflow(true);
         let graph = rig.record(options).expect("it can be recorded");
         rig.write(0);
         let first = graph.replay(stream).expect("current");
@@ -61,7 +61,7 @@ pub fn clean_steps_run_ahead<T: TestBackend>() {
     let case = Case::new(3).on::<T>();
     T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let options = StepOptions::new().hold_on_overflow(true);
+        let options = StepOptions::new().with_hold_on_overflow(true);
         let graph = rig.record(options).expect("it can be recorded");
         rig.write(0);
         let numbers: Vec<u32> =
@@ -94,7 +94,7 @@ pub fn a_sliding_window_keeps_its_order<T: TestBackend>() {
         let recovered = T::on_ranks(case.world(), |env| {
             let rig = Rig::<T>::new(env, &case);
             let belt = || Belt { program: rig.program() };
-            let settings = RecoverySettings::new().growth(GrowthPolicy::Exact);
+            let settings = RecoverySettings::new().with_growth(GrowthPolicy::Exact);
             let counts: Arc<[AtomicUsize; 2]> = Arc::default();
             let runner = match engine {
                 true => {
@@ -228,7 +228,7 @@ pub fn steps_behind_an_over_budget_one_of_others_wait<T: TestBackend>() {
     let case = skewed().on::<T>();
     let results = T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let graph = rig.record(StepOptions::new().hold_on_overflow(true)).expect("recorded");
+        let graph = rig.record(StepOptions::new().with_hold_on_overflow(true)).expect("recorded");
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
         rig.write(0);
         let over = graph.replay(rig.group.stream()).expect("current");
@@ -253,7 +253,7 @@ pub fn steps_that_passed_one_of_their_runner_are_told<T: TestBackend>() {
     let case = skewed().on::<T>();
     T::on_ranks(case.world(), |env| {
         let rig = Rig::<T>::new(env, &case);
-        let graph = rig.record(StepOptions::new().hold_on_overflow(true)).expect("recorded");
+        let graph = rig.record(StepOptions::new().with_hold_on_overflow(true)).expect("recorded");
         let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
         rig.write(0);
         graph.replay(rig.group.stream()).expect("current");

@@ -70,7 +70,7 @@ fn body<T: TestBackend>(
             }
             program.experts(step, 0)
         };
-        if step.options().mode_of_step() == StepMode::Rounds {
+        if step.options().mode() == StepMode::Rounds {
             let arguments = program.arguments(0)?;
             return program.lane(0)?.rounds(step, &arguments, &results, &output, experts);
         }
@@ -93,7 +93,7 @@ fn ends_in<T: TestBackend>(
         let rig = Rig::<T>::with(env, &with(&case, deadlines), &case);
         let stalling = Arc::new(Stalling::new(&rig));
         let (dispatcher, stream) = (rig.group.dispatcher(), rig.group.stream());
-        let options = StepOptions::new().mode(mode);
+        let options = StepOptions::new().with_mode(mode);
         let graph = StepGraph::record(dispatcher, stream, options, body(&rig, &stalling));
         let graph = graph.expect("it can be recorded");
         rig.write(0);

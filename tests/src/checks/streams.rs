@@ -40,7 +40,7 @@ fn conforms<T: TestBackend>(what: &str, case: &Case, body: Body<T>) {
         let direct = |number: usize, mode| {
             rig.write(number);
             let queue = Queue::direct(context.backend(), stream);
-            let options = StepOptions::new().mode(mode);
+            let options = StepOptions::new().with_mode(mode);
             let mut step = Step::begin(dispatcher, queue, options).expect("it is queued");
             queued(&mut step).expect("it is queued");
             let run = step.finish().expect("it is queued").number.expect("it runs");

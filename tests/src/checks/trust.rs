@@ -127,7 +127,7 @@ fn check_outputs(case: &Case, runs: &[Vec<Ran>]) {
 pub fn what_follows_an_overflow_is_not_believed<T: TestBackend>() {
     let case = model(RoutingDependence::Dependent);
     let [first, second] = oracles(&case);
-    let runs = run::<T>(&case, RecoverySettings::new().growth(GrowthPolicy::Exact));
+    let runs = run::<T>(&case, RecoverySettings::new().with_growth(GrowthPolicy::Exact));
     check_outputs(&case, &runs);
     for (rank, steps) in runs.iter().enumerate() {
         let ran = &steps[0];
@@ -146,7 +146,7 @@ pub fn what_follows_an_overflow_is_not_believed<T: TestBackend>() {
 /// behind the first over-budget one too.
 pub fn independent_routing_counts_every_dispatch<T: TestBackend>() {
     let case = model(RoutingDependence::Independent);
-    let runs = run::<T>(&case, RecoverySettings::new().growth(GrowthPolicy::Exact));
+    let runs = run::<T>(&case, RecoverySettings::new().with_growth(GrowthPolicy::Exact));
     check_outputs(&case, &runs);
     for steps in &runs {
         let discarded = steps[0].discarded.as_ref().expect("a run was discarded");
@@ -164,8 +164,9 @@ pub fn hooks_follow_every_attempt<T: TestBackend>() {
         let seen = T::on_ranks(WORLD, |env| {
             let rig = Rig::<T>::new(env, &case);
             let hooks = Hooks::default();
-            let settings =
-                RecoverySettings::new().growth(GrowthPolicy::Exact).max_replays(max_replays);
+            let settings = RecoverySettings::new()
+                .with_growth(GrowthPolicy::Exact)
+                .with_max_replays(max_replays);
             let runner = rig.group.runner(settings, body(&rig)).expect("in range");
             let mut runner = runner.hooks(hooks.clone());
             rig.write_layer(0, &first_inputs(&case)[rig.rank()]);
@@ -183,7 +184,7 @@ pub fn looking_ahead_is_by_the_run_that_was_kept<T: TestBackend>() {
     let case = model(RoutingDependence::Dependent);
     let [first, second] = oracles(&case);
     let ahead = Adjustments { look_ahead: Some(1.5), ..Adjustments::default() };
-    let settings = RecoverySettings::new().growth(GrowthPolicy::Exact).adjustments(ahead);
+    let settings = RecoverySettings::new().with_growth(GrowthPolicy::Exact).with_adjustments(ahead);
     let runs = run::<T>(&case, settings);
     check_outputs(&case, &runs);
     for (rank, steps) in runs.iter().enumerate() {
@@ -231,7 +232,8 @@ pub fn an_overflow_among_layers_in_flight_is_recovered<T: TestBackend>() {
 pub fn too_few_replays_end_in_an_eager_run<T: TestBackend>() {
     let case = model(RoutingDependence::Dependent);
     for max_replays in [0, 1] {
-        let settings = RecoverySettings::new().growth(GrowthPolicy::Exact).max_replays(max_replays);
+        let settings =
+            RecoverySettings::new().with_growth(GrowthPolicy::Exact).with_max_replays(max_replays);
         let runs = run::<T>(&case, settings);
         check_outputs(&case, &runs);
         let ended = Ended::Recovered { replays: max_replays, eager: true };

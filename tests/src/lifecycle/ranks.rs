@@ -217,13 +217,14 @@ fn obey<T: TestBackend<Rendezvous = ThreadRendezvous>>(
                 Operation::Static => StepMode::Static,
                 _ => StepMode::Eager { max_rows: u32::MAX },
             };
-            let launched = alive.rig.launch(StepOptions::new().mode(mode));
+            let launched = alive.rig.launch(StepOptions::new().with_mode(mode));
             return alive.run(step, launched.map_err(|error| refused(error.as_ref()))?);
         }
         Operation::Record { rounds, shaping } => {
             alive.graph = None;
             let mode = if rounds { StepMode::Rounds } else { StepMode::Static };
-            alive.graph = Some(alive.rig.record(StepOptions::new().mode(mode).shaping(shaping))?);
+            alive.graph =
+                Some(alive.rig.record(StepOptions::new().with_mode(mode).with_shaping(shaping))?);
         }
         Operation::Replay => {
             let graph = alive.graph.as_ref().expect("it was recorded");
@@ -235,7 +236,7 @@ fn obey<T: TestBackend<Rendezvous = ThreadRendezvous>>(
         }
         Operation::Recover => {
             if alive.runner.is_none() {
-                let settings = RecoverySettings::new().growth(GrowthPolicy::Exact);
+                let settings = RecoverySettings::new().with_growth(GrowthPolicy::Exact);
                 alive.runner = Some(alive.rig.runner(settings)?);
             }
             let runner = alive.runner.as_mut().expect("it was made");

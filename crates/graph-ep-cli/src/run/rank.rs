@@ -203,18 +203,18 @@ impl<B: Backend> Runner<B> {
 /// How steps are run and recovered, as the arguments say.
 fn settings(args: &RunArgs) -> RecoverySettings {
     RecoverySettings::new()
-        .overflow(match args.mode {
+        .with_overflow(match args.mode {
             Mode::Static => OverflowPolicy::Fail,
             Mode::Drop => OverflowPolicy::Drop,
             Mode::Rounds => OverflowPolicy::Rounds,
             Mode::Eager | Mode::Recover => OverflowPolicy::Recover,
         })
-        .growth(args.growth.into())
-        .shaping(match args.graph {
+        .with_growth(args.growth.into())
+        .with_shaping(match args.graph {
             GraphChoice::CapacityShaped => RowShaping::Capacity,
             GraphChoice::DeviceCounts => RowShaping::DeviceCounted,
         })
-        .adjustments(Adjustments {
+        .with_adjustments(Adjustments {
             look_ahead: args.look_ahead,
             // Parsed as a number that fits.
             shrink_after: args

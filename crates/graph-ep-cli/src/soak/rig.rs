@@ -159,11 +159,12 @@ impl<B: Backend> Rig<B> {
             Mode::Recover | Mode::Eager => OverflowPolicy::Recover,
         };
         let shrinks = (mode == Mode::Recover).then_some(SHRINK_AFTER);
-        let settings = RecoverySettings::new().overflow(policy).adjustments(Adjustments {
-            shrink_after: shrinks.and_then(NonZeroU32::new),
-            min_rows: self.program.sizes.least_rows(),
-            ..Adjustments::default()
-        });
+        let settings =
+            RecoverySettings::new().with_overflow(policy).with_adjustments(Adjustments {
+                shrink_after: shrinks.and_then(NonZeroU32::new),
+                min_rows: self.program.sizes.least_rows(),
+                ..Adjustments::default()
+            });
         let (program, dropping) = (self.program.clone(), mode == Mode::Drop);
         let body = move |step: &mut Step<'static, B>| program.queue(step, dropping);
         let hooks = PutBack { program: self.program.clone() };
@@ -214,7 +215,7 @@ impl<B: Backend> Rig<B> {
     pub(super) fn begin(&self) -> Result<Step<'static, B>, SoakError> {
         let context = self.group.context();
         let queue = Queue::direct(context.backend(), self.group.stream());
-        let options = graph_ep::StepOptions::new().mode(StepMode::Static);
+        let options = graph_ep::StepOptions::new().with_mode(StepMode::Static);
         let step = Step::begin(self.group.dispatcher(), queue, options)?;
         self.program.launch_input(step.queue())?;
         Ok(step)
@@ -291,7 +292,7 @@ impl<B: Backend> Program<B> {
     fn queue(&self, step: &mut Step<'static, B>, dropping: bool) -> Result<(), BodyError> {
         self.launch_input(step.queue())?;
         let layers = 0..self.sizes.layers;
-        if step.options().mode_of_step() == StepMode::Rounds {
+        if step.options().mode() == StepMode::Rounds {
             layers.clone().try_for_each(|layer| self.rounds(step, layer))?;
         } else if self.sizes.nested {
             layers.clone().try_for_each(|layer| self.dispatch(step, layer))?;

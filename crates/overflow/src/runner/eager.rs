@@ -17,7 +17,7 @@ impl<B: Backend> StepRunner<B> {
     /// # Errors
     ///
     /// [`OverflowError::Dispatch`] with [`DispatchError::EagerLimit`] when the rows exceed
-    /// [`eager_max_rows`](crate::RecoverySettings::eager_max_rows), or what else a dispatch says, and
+    /// [`eager_max_rows`](crate::RecoverySettings::with_eager_max_rows), or what else a dispatch says, and
     /// [`OverflowError::Body`] with whatever else the body fails with; each ends the group, and its other
     /// ranks are told at once.
     /// [`DispatchError::Order`] if the engine does not run steps eagerly, and if steps are in flight, which
@@ -76,7 +76,7 @@ impl<B: Backend> StepRunner<B> {
     fn queue_eagerly(&mut self) -> Result<u32, OverflowError> {
         let context = self.dispatcher.context();
         let queue = Queue::direct(context.backend(), &self.stream);
-        let options = self.options().mode(StepMode::Eager { max_rows: self.eager_limit() });
+        let options = self.options().with_mode(StepMode::Eager { max_rows: self.eager_limit() });
         let mut step = Step::begin(&self.dispatcher, queue, options)?;
         self.source.queue_eagerly(&mut step).map_err(|source| {
             // The body passes on what its dispatches say.

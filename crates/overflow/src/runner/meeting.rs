@@ -171,9 +171,9 @@ mod tests {
 
     fn settings(adjustments: Adjustments) -> RecoverySettings {
         RecoverySettings::new()
-            .overflow(OverflowPolicy::Rounds)
-            .growth(GrowthPolicy::Exact)
-            .adjustments(adjustments)
+            .with_overflow(OverflowPolicy::Rounds)
+            .with_growth(GrowthPolicy::Exact)
+            .with_adjustments(adjustments)
     }
 
     /// That of `rank`, after the first.

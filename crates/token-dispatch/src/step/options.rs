@@ -43,29 +43,42 @@ impl StepOptions {
 
     /// How rows are received.
     #[must_use]
-    pub fn mode(mut self, mode: StepMode) -> Self {
+    pub fn with_mode(mut self, mode: StepMode) -> Self {
         self.mode = mode;
         self
     }
 
     /// For how many rows a recording is shaped.
     #[must_use]
-    pub fn shaping(mut self, shaping: RowShaping) -> Self {
+    pub fn with_shaping(mut self, shaping: RowShaping) -> Self {
         self.shaping = shaping;
         self
     }
 
-    /// How rows are received, as set by [`StepOptions::mode`].
-    pub fn mode_of_step(&self) -> StepMode {
+    /// Whether steps behind an over-budget one drain, moving nothing on any rank, until
+    /// [`TokenDispatcher::resume`](crate::TokenDispatcher::resume): so that it can be replayed before them.
+    #[must_use]
+    pub fn with_hold_on_overflow(mut self, hold: bool) -> Self {
+        self.hold = hold;
+        self
+    }
+
+    /// How rows are received.
+    pub fn mode(&self) -> StepMode {
         self.mode
     }
 
-    /// For how many rows a recording is shaped, as set by [`StepOptions::shaping`].
-    pub fn shaping_of_rows(&self) -> RowShaping {
+    /// For how many rows a recording is shaped.
+    pub fn shaping(&self) -> RowShaping {
         self.shaping
     }
 
-    /// The first option that differs from that of `other`, named by its setter.
+    /// Whether steps behind an over-budget one drain.
+    pub fn hold_on_overflow(&self) -> bool {
+        self.hold
+    }
+
+    /// The first option that differs from that of `other`, by its name.
     pub fn differs(&self, other: &Self) -> Option<&'static str> {
         let same = [
             ("mode", self.mode == other.mode),
@@ -74,18 +87,31 @@ impl StepOptions {
         ];
         same.into_iter().find_map(|(option, same)| (!same).then_some(option))
     }
-
-    /// Whether steps behind an over-budget one drain, moving nothing on any rank, until
-    /// [`TokenDispatcher::resume`](crate::TokenDispatcher::resume): so that it can be replayed before them.
-    #[must_use]
-    pub fn hold_on_overflow(mut self, hold: bool) -> Self {
-        self.hold = hold;
-        self
-    }
 }
 
 impl Default for StepOptions {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_as_they_were_set_and_told_where_they_differ() {
+        let plain = StepOptions::new();
+        assert_eq!((plain.mode(), plain.shaping()), (StepMode::Static, RowShaping::Capacity));
+        assert!(!plain.hold_on_overflow());
+        assert_eq!(plain.differs(&plain), None);
+        let rounds = plain.with_mode(StepMode::Rounds);
+        assert_eq!((rounds.mode(), plain.differs(&rounds)), (StepMode::Rounds, Some("mode")));
+        let counted = plain.with_shaping(RowShaping::DeviceCounted);
+        assert_eq!(counted.shaping(), RowShaping::DeviceCounted);
+        assert_eq!(plain.differs(&counted), Some("shaping"));
+        let holding = plain.with_hold_on_overflow(true);
+        assert!(holding.hold_on_overflow());
+        assert_eq!(plain.differs(&holding), Some("hold_on_overflow"));
     }
 }

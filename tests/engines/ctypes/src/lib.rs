@@ -245,7 +245,7 @@ impl Rank {
         let spec = self.spec.load(Ordering::Acquire).cast::<StepSpec<'_, CudaBackend>>();
         let embedded = if spec.is_null() {
             let mode = if layer.rounds == 0 { StepMode::Static } else { StepMode::Rounds };
-            self.group.embed(&self.stream, StepOptions::new().mode(mode), body)?
+            self.group.embed(&self.stream, StepOptions::new().with_mode(mode), body)?
         } else {
             // SAFETY: it is set while the runner has the engine capture, which is now.
             unsafe { &*spec }.record(&self.stream, body)?
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn gep_runner(rank: *const Rank, callbacks: Callbacks, rou
     // SAFETY: the caller's promise.
     let here = unsafe { &*rank };
     let policy = if rounds == 0 { OverflowPolicy::Recover } else { OverflowPolicy::Rounds };
-    let settings = RecoverySettings::new().overflow(policy);
+    let settings = RecoverySettings::new().with_overflow(policy);
     let engine = Engine { rank: Address(rank), callbacks };
     code(
         here.group

@@ -83,7 +83,7 @@ impl Memory {
         let (program, group) = (rig.program(), &rig.rig.group);
         let full = rig.rig.group.rows().capacity() as usize;
         // It is not stale once there are more rows.
-        let options = StepOptions::new().shaping(RowShaping::DeviceCounted);
+        let options = StepOptions::new().with_shaping(RowShaping::DeviceCounted);
         let other = StepGraph::record(group.dispatcher(), group.stream(), options, |step| {
             fill_the_same(&program, step)
         });

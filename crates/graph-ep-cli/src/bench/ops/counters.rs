@@ -82,7 +82,7 @@ fn recorded<B: Backend>(
 ) -> Result<(EmbeddedStep<B>, B::Executable), OpError> {
     let (backend, stream, lane) = (part.backend(), part.stream(), part.lane()?);
     // Whether the capacity is still that of the recording is not looked at on the device.
-    let options = StepOptions::new().shaping(RowShaping::DeviceCounted);
+    let options = StepOptions::new().with_shaping(RowShaping::DeviceCounted);
     let exchange = |step: &mut Step<'static, B>| -> Result<(), BodyError> {
         for layer in &layers.layers {
             layer.dispatch(&lane, step)?;

@@ -123,7 +123,7 @@ impl<'s, 'p, B: Backend> Steps<'s, 'p, B> {
             part.group.dispatcher(),
             part.stream().clone(),
             layer.receiver().set.clone(),
-            RecoverySettings::new().overflow(policy),
+            RecoverySettings::new().with_overflow(policy),
             Box::new(move |step| program.queue(step)),
         )?;
         Ok(Self { part, layers, runner })

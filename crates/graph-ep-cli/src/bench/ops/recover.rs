@@ -105,7 +105,8 @@ impl<'r, 'p, B: Backend> Recovery<'r, 'p, B> {
         shaping: RowShaping,
     ) -> Result<Self, OpError> {
         let program = Program::new(part, layers)?;
-        let settings = RecoverySettings::new().growth(GrowthPolicy::Exact).shaping(shaping);
+        let settings =
+            RecoverySettings::new().with_growth(GrowthPolicy::Exact).with_shaping(shaping);
         let Some(layer) = layers.layers.first() else {
             return Err(OpError::Setup("a step without layers cannot be recovered".to_owned()));
         };

@@ -52,7 +52,7 @@ impl<B: Backend> Program<B> {
         for layer in &self.layers {
             let receiver = layer.receiver();
             let received = receiver.received(step.row_limit(&receiver.set));
-            if step.options().mode_of_step() == StepMode::Rounds {
+            if step.options().mode() == StepMode::Rounds {
                 layer
                     .rounds(&self.lane, step, |step| self.experts.queue(step.queue(), &received))?;
                 continue;
@@ -128,7 +128,7 @@ impl<B: Backend> Timed<'_, '_, B> {
             Way::Launches => self.launch(StepOptions::new())?,
             Way::Eager => {
                 let mode = StepMode::Eager { max_rows: self.capacity };
-                self.launch(StepOptions::new().mode(mode))?
+                self.launch(StepOptions::new().with_mode(mode))?
             }
         };
         let host = begin.elapsed().as_secs_f64() * 1e6;

@@ -57,7 +57,7 @@ fn windows<B: Backend>(part: &Part<'_, B>, capacity: &[u32]) -> Result<Entry, Op
         Receive { layers: capacity.len(), capacity, max_rows, shared: false, alike: false };
     let layers = Layers::new(part, receive)?;
     let (lane, marks) = (part.lane()?, Interval::new(part.backend())?);
-    let options = StepOptions::new().mode(StepMode::Rounds);
+    let options = StepOptions::new().with_mode(StepMode::Rounds);
     let graph = StepGraph::record(part.group.dispatcher(), part.stream(), options, |step| {
         part.align.queue(step.queue())?;
         step.queue().reach(&marks.from)?;
