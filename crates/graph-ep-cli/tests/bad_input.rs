@@ -6,8 +6,13 @@ use std::process::Command;
 
 /// Runs `graph-ep run` in `folder`; its stderr, after checking that it refused.
 fn refused(folder: &Path, arguments: &[&str]) -> String {
+    refused_by("run", folder, arguments)
+}
+
+/// The same for another command.
+fn refused_by(command: &str, folder: &Path, arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_graph-ep"))
-        .arg("run")
+        .arg(command)
         .args(arguments)
         .current_dir(folder)
         .output()
@@ -72,6 +77,21 @@ fn arguments_that_do_not_go_with_the_routing() {
     }
     let left = std::fs::read_dir(folder.path()).expect("the folder is there").count();
     assert_eq!(left, 0, "nothing is written by a run that does not begin");
+}
+
+#[test]
+fn a_soak_of_which_no_group_can_be_made() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for kind in ["replays", "cycles", "phased"] {
+        let arguments =
+            [kind, "--backend", "host", "--capacity-factor", "1e9", "--report", "r.json"];
+        let stderr = refused_by("soak", folder.path(), &arguments);
+        let said = "error: the group cannot be made: the capacity factor is 1000000000, ";
+        assert!(stderr.starts_with(said), "{kind}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+    let left = std::fs::read_dir(folder.path()).expect("the folder is there").count();
+    assert_eq!(left, 0, "nothing is written by a soak that does not begin");
 }
 
 /// Settings are not to blame for a machine that is out of something, and the exit code does not say so.

@@ -59,6 +59,9 @@ pub enum SoakError {
     /// There is no device of the kind that was asked for.
     #[error("--backend cuda cannot be used")]
     Device(#[source] BackendError),
+    /// No group can be made of these settings.
+    #[error("the group cannot be made")]
+    Refused(#[source] graph_ep::Error),
     /// Ranks failed.
     #[error("{0}")]
     Ranks(String),
@@ -111,7 +114,9 @@ impl SoakError {
     /// How a soak that ended so is told to the shell.
     pub fn verdict(&self) -> Verdict {
         match self {
-            Self::Args(_) | Self::Outputs(_) | Self::Device(_) => Verdict::BadInput,
+            Self::Args(_) | Self::Outputs(_) | Self::Device(_) | Self::Refused(_) => {
+                Verdict::BadInput
+            }
             _ => Verdict::Failed,
         }
     }
@@ -192,10 +197,16 @@ fn soak<B: Gauge>(
     let usual = |given: Option<usize>, on_gpu, on_host| {
         given.unwrap_or(if on_gpus { on_gpu } else { on_host })
     };
+    // Refused here, and not by ranks: the settings are wrong then, and no rank has failed.
+    let sizes = |args: &SizeArgs, common: &Common| -> Result<Sizes, SoakError> {
+        let sizes = args.sizes(common, on_gpus)?;
+        sizes.check().map_err(SoakError::Refused)?;
+        Ok(sizes)
+    };
     match command {
         SoakCommand::Replays(args) => {
             args.check()?;
-            let sizes = args.sizes.sizes(&args.common, on_gpus)?;
+            let sizes = sizes(&args.sizes, &args.common)?;
             let replays = usual(args.replays, 100_000, 5_000);
             let ranks = replays::run(&sizes, args.mode, replays, backend)?;
             let name = format!("{replays} replays");
@@ -230,7 +241,7 @@ fn soak<B: Gauge>(
             Ok(entries.into())
         }
         SoakCommand::Cycles(args) => {
-            let sizes = Sizes { burst: 3, ..args.sizes.sizes(&args.common, on_gpus)? };
+            let sizes = Sizes { burst: 3, ..sizes(&args.sizes, &args.common)? };
             let (before, after, ranks) = cycles::run(&sizes, args.cycles, gpus, backend)?;
             let name = format!("{} groups", args.cycles);
             let mode = Mode::Recover.to_string();
@@ -242,7 +253,7 @@ fn soak<B: Gauge>(
             args::may_drop(args.common.ranks)?;
             let sizes = Sizes {
                 routing: RoutingDependence::Independent,
-                ..args.sizes.sizes(&args.common, on_gpus)?
+                ..sizes(&args.sizes, &args.common)?
             };
             let ranks = phased::run(&sizes, args.steps, backend)?;
             let name = format!("{} steps in phases", args.steps);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use graph_ep::{
     Adjustments, Backend, BackendError, BodyError, Buffer, Combine, DType, DeviceSlice, Dispatch,
-    ExpertParallel, ExpertParallelBuilder, Handle, Kernel, Lane, LaunchShape, Layout,
-    OverflowPolicy, Phase, Queue, RecoveryHooks, RecoverySettings, Rendezvous, RoutingDependence,
-    RowBuffer, Step, StepMode, StepRecord, StepRunner, TokenCount, TopKIds, Transfer, Weighting,
-    initial_capacity_rows,
+    Error, ExpertParallel, ExpertParallelBuilder, Handle, Kernel, Lane, LaunchShape, Layout,
+    OverflowPolicy, Phase, Queue, Rank, RecoveryHooks, RecoverySettings, Rendezvous,
+    RoutingDependence, RowBuffer, Step, StepMode, StepRecord, StepRunner, TokenCount, TopKIds,
+    Transfer, Weighting, initial_capacity_rows,
 };
 
 use super::SoakError;
@@ -44,25 +44,36 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    pub(super) fn builder(&self) -> ExpertParallelBuilder {
+    /// Whether a group can be made of them, as far as no device is asked.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.builder()?.memory_report(Rank(0), self.ranks).map(drop)
+    }
+
+    fn builder(&self) -> Result<ExpertParallelBuilder, Error> {
         let (experts, top_k) = (self.experts, self.top_k);
-        ExpertParallel::<graph_ep::HostBackend>::builder(self.hidden, experts, top_k, self.tokens)
-            .dtype(self.dtype)
-            .layout(self.layout)
-            .weighting(self.weighting)
-            .alignment(self.alignment)
-            .capacity_rows(self.capacity_rows())
-            .transfer(self.transfer)
-            .routing(self.routing)
-            .lanes(self.lanes)
-            .max_dispatches(self.layers)
+        let builder = ExpertParallel::<graph_ep::HostBackend>::builder(
+            self.hidden,
+            experts,
+            top_k,
+            self.tokens,
+        )
+        .dtype(self.dtype)
+        .layout(self.layout)
+        .weighting(self.weighting)
+        .alignment(self.alignment)
+        .capacity_rows(self.capacity_rows()?)
+        .transfer(self.transfer)
+        .routing(self.routing)
+        .lanes(self.lanes)
+        .max_dispatches(self.layers);
+        Ok(builder)
     }
 
     /// Rows of every rank at the start: room for one token at least, as rounds need.
-    fn capacity_rows(&self) -> u32 {
-        let (tokens, top_k, alignment) = (self.tokens, self.top_k, self.alignment);
-        let rows = initial_capacity_rows(self.capacity_factor, tokens, top_k, alignment);
-        rows.unwrap_or(u32::MAX).max(self.least_rows())
+    fn capacity_rows(&self) -> Result<u32, Error> {
+        let (factor, tokens) = (self.capacity_factor, self.tokens);
+        let rows = initial_capacity_rows(factor, tokens, self.top_k, self.alignment);
+        Ok(rows.ok_or(Error::CapacityFactor(factor))?.max(self.least_rows()))
     }
 
     fn least_rows(&self) -> u32 {
@@ -134,7 +145,7 @@ impl<B: Backend> Rig<B> {
         rendezvous: impl Rendezvous + 'static,
         sizes: &Sizes,
     ) -> Result<Self, SoakError> {
-        let group = sizes.builder().build(backend, rendezvous)?;
+        let group = sizes.builder()?.build(backend, rendezvous)?;
         let program = Program::new(&group, sizes)?;
         let rig = Self { group, program: Arc::new(program) };
         // Nobody launches while another may still allocate on a device that they share.
@@ -191,7 +202,7 @@ impl<B: Backend> Rig<B> {
     /// nobody launches while another still unmaps.
     pub(super) fn shrink(&self) -> Result<(), SoakError> {
         let rows = self.group.rows();
-        let initial = self.program.sizes.capacity_rows();
+        let initial = self.program.sizes.capacity_rows()?;
         if rows.capacity() != initial {
             let queue = Queue::direct(self.group.context().backend(), self.group.stream());
             // SAFETY: all steps run on the stream of the group, or on branches of it.

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use graph_ep::Rendezvous;
+use graph_ep::ep_context::error::chain;
 
 use super::kernels::{Shape, State};
 use super::ranks::on_ranks;
@@ -122,9 +123,13 @@ fn what_does_not_go_together_is_refused() {
         ("cycles --ranks 64 --experts 64", "at most 32 in a soak"),
         ("phased --ranks 33", "at most 32 in a soak"),
         ("replays --tokens 100000", "at most 65536"),
+        ("replays --capacity-factor 1e9", "the capacity factor is 1000000000"),
+        ("cycles --capacity-factor 1e9", "the capacity factor is 1000000000"),
+        ("phased --capacity-factor 1e9", "the capacity factor is 1000000000"),
     ] {
         let error = run(&parse(&format!("{line} --backend host"))).expect_err(line);
-        assert!(error.to_string().contains(part), "{line}: {error}");
+        let said = chain(&error);
+        assert!(said.contains(part), "{line}: {said}");
         assert_eq!(error.verdict(), Verdict::BadInput, "{line}");
     }
 }
