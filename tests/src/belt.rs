@@ -135,7 +135,6 @@ impl<T: TestBackend> EngineGraph<T::Backend> for BeltEngine<T> {
     }
 
     fn launch(&mut self) -> Result<(), BodyError> {
-        self.graphs.launch();
-        Ok(())
+        Ok(self.graphs.launch()?)
     }
 }

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use graph_ep::token_dispatch::Step;
 use graph_ep::{
-    Backend, BodyError, CaptureError, EmbedOptions, EmbeddedStep, EngineGraph, StepSpec,
+    Backend, BackendError, BodyError, CaptureError, EmbedOptions, EmbeddedStep, EngineGraph,
+    StepSpec,
 };
 
 use crate::backend::TestBackend;
@@ -94,13 +95,14 @@ impl<T: TestBackend> Graphs<T> {
 
     /// Launches every graph once, in their order.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If the stream has failed.
-    pub fn launch(&self) {
+    /// The stream has failed.
+    pub fn launch(&self) -> Result<(), BackendError> {
         for executable in &self.executables {
-            self.backend.replay(&self.stream, executable).expect("the stream runs");
+            self.backend.replay(&self.stream, executable)?;
         }
+        Ok(())
     }
 
     /// Drops all graphs.
@@ -212,8 +214,7 @@ impl<T: TestBackend> EngineGraph<T::Backend> for Engine<T> {
 
     fn launch(&mut self) -> Result<(), BodyError> {
         self.note(Asked::Launch);
-        self.graphs.launch();
-        Ok(())
+        Ok(self.graphs.launch()?)
     }
 
     fn discard(&mut self) {

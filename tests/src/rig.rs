@@ -1,22 +1,27 @@
-//! One rank, built and fed from a case.
+//! One rank, built and fed from a case; what it sees of a step is in `seen`.
+
+mod seen;
 
 use std::sync::Arc;
 
 use graph_ep::ep_context::{MemoryAccount, PlannedGrowth, RowShape};
 use graph_ep::synthetic::SyntheticExperts;
 use graph_ep::{
-    BodyError, Buffer, CaptureError, DType, DispatchError, Error, ExpertParallel,
-    ExpertParallelBuilder, Handle, OverflowError, Queue, Rank, RecoverySettings, RowBuffer, Step,
-    StepGraph, StepMode, StepOptions, StepRecord, StepRunner,
+    BodyError, Buffer, CaptureError, Error, ExpertParallel, ExpertParallelBuilder, Handle,
+    OverflowError, Queue, Rank, RecoverySettings, RowBuffer, Step, StepGraph, StepMode,
+    StepOptions, StepRunner,
 };
 
 use crate::backend::{PATIENCE, RankEnv, TestBackend};
 use crate::case::Case;
 use crate::experts::Experts;
-use crate::inputs::{Inputs, decode};
-use crate::oracle::bits;
-use crate::outcome::{LayerRun, Ran, RankRun};
+use crate::inputs::Inputs;
+use crate::outcome::Ran;
 use crate::program::{AnyExperts, Program};
+
+pub use seen::Stage;
+
+use seen::must;
 
 /// Each byte of outputs and received rows before a step.
 pub const SPOILT: u8 = 0xa5;
@@ -149,8 +154,13 @@ impl<T: TestBackend> Rig<T> {
     ///
     /// If the stream has failed.
     pub fn write(&self, step: usize) {
+        self.write_at(&self.at(step), step);
+    }
+
+    fn write_at(&self, at: &str, step: usize) {
         for index in 0..self.case.layers {
-            self.write_layer(index, &Inputs::new(&self.case, step, index, self.rank()));
+            let inputs = Inputs::new(&self.case, step, index, self.rank());
+            self.write_layer_at(&format!("{at}, layer {index}"), index, &inputs);
         }
     }
 
@@ -161,6 +171,10 @@ impl<T: TestBackend> Rig<T> {
     ///
     /// If the stream has failed.
     pub fn write_layer(&self, index: usize, inputs: &Inputs) {
+        self.write_layer_at(&format!("rank {}, layer {index}", self.rank()), index, inputs);
+    }
+
+    fn write_layer_at(&self, at: &str, index: usize, inputs: &Inputs) {
         let layer = self.layer(index);
         let tokens = inputs.count(self.case.top_k) as u32;
         let spoilt = vec![SPOILT; layer.output.bytes()];
@@ -172,7 +186,7 @@ impl<T: TestBackend> Rig<T> {
             (&layer.weights, bytemuck::cast_slice(&inputs.weights)),
             (&layer.output, &spoilt),
         ] {
-            self.group.write(buffer, bytes).expect("the buffer is long enough");
+            must(at, "its inputs", self.group.write(buffer, bytes));
         }
         let beside = [layer.handle.row_weights(), layer.handle.row_experts()];
         let beside = beside.into_iter().flatten().chain(&layer.received_scales);
@@ -180,7 +194,8 @@ impl<T: TestBackend> Rig<T> {
             let held = self.group.rows().capacity() as usize * rows.row_bytes();
             let slice = rows.slice().get(0..held).expect("the capacity is reserved");
             // SAFETY: rows below the capacity are mapped, and used on this stream only.
-            unsafe { self.direct().upload(&slice, &vec![SPOILT; held]) }.expect("the slice fits");
+            let spoiling = unsafe { self.direct().upload(&slice, &vec![SPOILT; held]) };
+            must(at, "its rows, spoilt", spoiling);
         }
     }
 
@@ -230,26 +245,6 @@ impl<T: TestBackend> Rig<T> {
         Ok(step.finish()?.number.unwrap_or_default())
     }
 
-    /// Writes the inputs of `step`, runs it without recording it, and returns what this rank saw.
-    ///
-    /// # Panics
-    ///
-    /// If the step fails.
-    pub fn run(&self, step: usize, mode: StepMode) -> RankRun {
-        self.write(step);
-        let number = self.launch(StepOptions::new().with_mode(mode)).expect("the step is queued");
-        self.seen(step, number)
-    }
-
-    /// The same eagerly, without a limit.
-    ///
-    /// # Panics
-    ///
-    /// If the step fails.
-    pub fn run_eager(&self, step: usize) -> RankRun {
-        self.run(step, StepMode::Eager { max_rows: u32::MAX })
-    }
-
     /// Records the step as the case has it.
     ///
     /// # Errors
@@ -275,17 +270,6 @@ impl<T: TestBackend> Rig<T> {
         graph
     }
 
-    /// Writes the inputs of `step`, replays `graph`, and returns what this rank saw.
-    ///
-    /// # Panics
-    ///
-    /// If the replay fails.
-    pub fn replay(&self, graph: &StepGraph<'static, T::Backend>, step: usize) -> RankRun {
-        self.write(step);
-        let number = graph.replay(self.group.stream()).expect("the graph is current");
-        self.seen(step, number)
-    }
-
     /// A runner of the case's step.
     ///
     /// # Errors
@@ -296,87 +280,6 @@ impl<T: TestBackend> Rig<T> {
         settings: RecoverySettings,
     ) -> Result<StepRunner<T::Backend>, OverflowError> {
         self.group.runner(settings, self.body())
-    }
-
-    /// Waits for the record of the step that was launched as `number`, and reads what this rank saw
-    /// of it. `step` is the step whose inputs were written.
-    ///
-    /// # Panics
-    ///
-    /// If the step failed.
-    pub fn seen(&self, step: usize, number: u32) -> RankRun {
-        let record = self.wait(number).expect("the step ends");
-        self.seen_with(step, &record)
-    }
-
-    /// The record of the step that was launched as `number`.
-    ///
-    /// # Errors
-    ///
-    /// A fault of the group.
-    pub fn wait(&self, number: u32) -> Result<StepRecord, DispatchError> {
-        self.group.dispatcher().records().wait(number)
-    }
-
-    /// Reads what this rank saw of the step with this record.
-    ///
-    /// # Panics
-    ///
-    /// If the stream has failed.
-    pub fn seen_with(&self, step: usize, record: &StepRecord) -> RankRun {
-        let layers = (0..self.case.layers)
-            .map(|index| {
-                let combined = !(self.case.ends_in_dispatch && index + 1 == self.case.layers);
-                let inputs = Inputs::new(&self.case, step, index, self.rank());
-                let tokens = if combined { inputs.count(self.case.top_k) } else { 0 };
-                self.seen_layer(index, tokens)
-            })
-            .collect();
-        RankRun { layers, record: record.into() }
-    }
-
-    /// Reads what one layer left, of whose output `tokens` rows count.
-    ///
-    /// # Panics
-    ///
-    /// If the stream has failed.
-    pub fn seen_layer(&self, index: usize, tokens: usize) -> LayerRun {
-        let layer = self.layer(index);
-        let local = self.group.dispatcher().local_experts();
-        let mut expert_offsets = vec![0; local + 1];
-        let mut tokens_per_expert = vec![0; local];
-        let mut total = [0];
-        for (slice, words) in [
-            (layer.handle.expert_offsets(), &mut expert_offsets[..]),
-            (layer.handle.tokens_per_expert(), &mut tokens_per_expert[..]),
-            (layer.handle.total(), &mut total[..]),
-        ] {
-            self.group.read(&slice, bytemuck::cast_slice_mut::<i32, u8>(words)).expect("it ran");
-        }
-        let total = total[0];
-        let held = self.group.rows().capacity();
-        assert!((0..=held as i32).contains(&total), "{total} rows in a capacity of {held}");
-        let rows = |buffer: Option<&RowBuffer<T::Backend>>| {
-            let Some(buffer) = buffer else { return Vec::new() };
-            let mut rows = vec![0; total as usize * buffer.row_bytes()];
-            self.group.read(&buffer.slice(), &mut rows).expect("it ran");
-            rows
-        };
-        let mut output = vec![0; tokens * self.case.sum_bytes()];
-        self.group.read(&layer.output.slice(), &mut output).expect("it ran");
-        LayerRun {
-            output: bits(&decode(self.case.dtype, &output)),
-            expert_offsets,
-            tokens_per_expert,
-            total,
-            rows: rows(Some(&layer.rows)),
-            scales: rows(layer.received_scales.as_ref()),
-            row_weights: bits(&decode(DType::Fp32, &rows(layer.handle.row_weights()))),
-            row_experts: bits(&decode(DType::Fp32, &rows(layer.handle.row_experts())))
-                .into_iter()
-                .map(u32::cast_signed)
-                .collect(),
-        }
     }
 
     /// Sets the expert map of `case` for the next step, and moves the experts to it.

@@ -13,7 +13,7 @@ use crate::case::{Case, Order, Skew};
 use crate::engine::{Graphs, in_pieces};
 use crate::oracle::StepOracle;
 use crate::outcome::{RankRun, by_step};
-use crate::rig::Rig;
+use crate::rig::{Rig, Stage};
 
 /// Launches the engine's graphs on the inputs of `step`, and sees what came of it.
 fn replay<T: TestBackend>(
@@ -22,18 +22,13 @@ fn replay<T: TestBackend>(
     embedded: &EmbeddedStep<T::Backend>,
     step: usize,
 ) -> RankRun {
-    rig.write(step);
-    let number = embedded.replay(|| {
-        graphs.launch();
-        Ok(())
-    });
-    rig.seen(step, number.expect("it is current"))
+    rig.run_as(Stage::Embedded, step, || embedded.replay(|| Ok(graphs.launch()?)))
 }
 
 /// Launches the engine's graphs without a word to anybody.
 fn launch_unseen<T: TestBackend>(rig: &Rig<T>, graphs: &Graphs<T>, step: usize) {
     rig.write(step);
-    graphs.launch();
+    graphs.launch().expect("the stream runs");
 }
 
 fn check_all(case: &Case, what: &str, ranks: &[Vec<RankRun>]) {
@@ -165,8 +160,8 @@ pub fn stale_replays_are_told_to_all_ranks<T: TestBackend>() {
             }
             rig.meet("that rank has captured again");
             rig.write(1);
-            graphs.launch();
-            (first, rig.seen(1, rig.group.dispatcher().count_step()))
+            graphs.launch().expect("the stream runs");
+            (first, rig.seen(Stage::Embedded, 1, rig.group.dispatcher().count_step()))
         });
         let (first, second): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
         StepOracle::new(&case, 0, None).check_outputs("before", &first);
@@ -216,7 +211,7 @@ pub fn steps_behind_a_stale_one_drain<T: TestBackend>() {
         rig.write(0);
         let numbers: Vec<u32> = (0..3)
             .map(|_| {
-                graphs.launch();
+                graphs.launch().expect("the stream runs");
                 embedded.replayed()
             })
             .collect();
@@ -463,7 +458,7 @@ pub fn the_engines_graph_keeps_what_it_uses<T: TestBackend>() {
         let device = rig.memory.clone();
         drop((embedded, rig));
         for _ in 0..3 {
-            graphs.launch();
+            graphs.launch().expect("the stream runs");
         }
         context.backend().synchronize(graphs.stream()).expect("all of it is there");
         assert_eq!(context.fault(), None);

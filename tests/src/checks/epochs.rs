@@ -6,7 +6,7 @@ use crate::backend::TestBackend;
 use crate::case::{Case, Order, Skew};
 use crate::oracle::StepOracle;
 use crate::outcome::by_step;
-use crate::rig::Rig;
+use crate::rig::{Rig, Stage};
 
 /// Epochs pass 2³² in the middle of steps, in those that end in a dispatch too.
 pub fn epochs_wrap<T: TestBackend>() {
@@ -117,7 +117,7 @@ pub fn many_steps_in_flight<T: TestBackend>() {
                 _ => graph.replay(rig.group.stream()).expect("the graph is current"),
             };
         }
-        rig.seen(29, last)
+        rig.seen(Stage::Replayed, 29, last)
     });
     let rows = vec![case.worst_case(); case.world()];
     StepOracle::new(&case, 29, Some(&rows)).check("the last step", &runs);

@@ -1,7 +1,8 @@
 //! Dispatches and combines in halves, with what the caller does between them.
 
 use graph_ep::{
-    Backend, Combine, Dispatch, Payload, Step, StepMode, StepOptions, TokenCount, TopKIds,
+    Backend, BodyError, Combine, Dispatch, Payload, Step, StepMode, StepOptions, TokenCount,
+    TopKIds,
 };
 
 use super::lanes::refusal;
@@ -10,7 +11,7 @@ use crate::case::{Case, Skew};
 use crate::oracle::StepOracle;
 use crate::outcome::{RankRun, by_step};
 use crate::program::Program;
-use crate::rig::Rig;
+use crate::rig::{Rig, Stage};
 
 /// The halves of a pair, in their order. The experts run behind the second.
 const HALVES: [Half; 4] =
@@ -90,13 +91,12 @@ pub fn halves_equal_the_oracle<T: TestBackend>() {
                 graph_ep::StepGraph::record(dispatcher, stream, StepOptions::new(), body.clone())
                     .expect("it can be recorded");
             let direct = |step: usize, mode: StepMode| {
-                rig.write(step);
-                let options = StepOptions::new().with_mode(mode);
-                let mut queued =
-                    Step::begin(dispatcher, rig.direct(), options).expect("it is queued");
-                body(&mut queued).expect("it is queued");
-                let number = queued.finish().expect("it is queued").number.expect("it runs");
-                rig.seen(step, number)
+                rig.run_as(Stage::Direct(mode), step, || -> Result<u32, BodyError> {
+                    let options = StepOptions::new().with_mode(mode);
+                    let mut queued = Step::begin(dispatcher, rig.direct(), options)?;
+                    body(&mut queued)?;
+                    Ok(queued.finish()?.number.expect("it runs"))
+                })
             };
             let mut runs = vec![direct(0, StepMode::Static), rig.replay(&graph, 1)];
             // Whole pairs and halves follow each other on a lane.
@@ -148,7 +148,7 @@ pub fn every_rank_splits_as_it_likes<T: TestBackend>() {
                     }
                 }
                 let queued = step.finish().expect("it is queued").number.expect("it runs");
-                rig.seen(number, queued)
+                rig.seen(Stage::Direct(StepMode::Static), number, queued)
             })
             .to_vec()
     });
@@ -179,7 +179,7 @@ pub fn halves_one_after_the_other_never_wait<T: TestBackend>() {
             }
         }
         let number = step.finish().expect("it is queued").number.expect("it runs");
-        rig.seen(0, number)
+        rig.seen(Stage::Direct(StepMode::Static), 0, number)
     });
     StepOracle::new(&case, 0, None).check("one after the other", &runs);
 }

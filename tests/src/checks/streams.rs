@@ -1,15 +1,15 @@
 //! Lanes in flight on two streams of one step, forked and joined by events, each with a budget of
 //! multiprocessors for each call.
 
-use graph_ep::{Backend, BodyError, Queue, Step, StepGraph, StepMode, StepOptions};
+use graph_ep::{Backend, BodyError, Step, StepGraph, StepMode, StepOptions};
 
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};
 use crate::checks::budgets::Budgeted;
 use crate::engine::Graphs;
 use crate::oracle::StepOracle;
-use crate::outcome::{RankRun, by_step};
-use crate::rig::Rig;
+use crate::outcome::by_step;
+use crate::rig::{Rig, Stage};
 
 type Stream<T> = <<T as TestBackend>::Backend as Backend>::Stream;
 
@@ -17,6 +17,16 @@ type Stream<T> = <<T as TestBackend>::Backend as Backend>::Stream;
 type Body<T> = fn(&Rig<T>, &mut Step<'static, <T as TestBackend>::Backend>, &Stream<T>) -> Queued;
 
 type Queued = Result<(), BodyError>;
+
+/// How the steps of a case come to run, one after the other.
+const STAGES: [Stage; 6] = [
+    Stage::Replayed,
+    Stage::Replayed,
+    Stage::Embedded,
+    Stage::Embedded,
+    Stage::Direct(StepMode::Static),
+    Stage::Direct(StepMode::Eager { max_rows: u32::MAX }),
+];
 
 /// Runs steps of `case` whose body is `body`: recorded, in an engine's capture, directly and eagerly, each
 /// on two streams, and holds them to the oracle.
@@ -31,37 +41,33 @@ fn conforms<T: TestBackend>(what: &str, case: &Case, body: Body<T>) {
         };
         let (dispatcher, stream) = (rig.group.dispatcher(), rig.group.stream());
         let graph = StepGraph::record(dispatcher, stream, StepOptions::new(), queued.clone());
-        let graph = graph.expect("it can be recorded");
+        let graph =
+            graph.unwrap_or_else(|error| panic!("rank {}: its graph: {error:?}", rig.rank()));
         let mut graphs = Graphs::of(&rig);
         let embedded =
             graphs.capture(|stream| rig.group.embed(stream, StepOptions::new(), queued.clone()));
-        let embedded = embedded.unwrap_or_else(|(error, _)| panic!("{error:?}"));
+        let embedded = embedded.unwrap_or_else(|(error, _)| {
+            panic!("rank {}: the engine's graph: {error:?}", rig.rank());
+        });
         rig.meet("the second stream and the graphs are there");
-        let direct = |number: usize, mode| {
-            rig.write(number);
-            let queue = Queue::direct(context.backend(), stream);
+        let direct = |mode| -> Result<u32, BodyError> {
             let options = StepOptions::new().with_mode(mode);
-            let mut step = Step::begin(dispatcher, queue, options).expect("it is queued");
-            queued(&mut step).expect("it is queued");
-            let run = step.finish().expect("it is queued").number.expect("it runs");
-            rig.seen(number, run)
+            let mut step = Step::begin(dispatcher, rig.direct(), options)?;
+            queued(&mut step)?;
+            Ok(step.finish()?.number.expect("it runs"))
         };
-        let mut runs: Vec<RankRun> = (0..2).map(|step| rig.replay(&graph, step)).collect();
-        for step in 2..4 {
-            rig.write(step);
-            let launched = embedded.replay(|| {
-                graphs.launch();
-                Ok::<(), BodyError>(())
-            });
-            runs.push(rig.seen(step, launched.expect("current")));
-        }
-        runs.push(direct(4, StepMode::Static));
-        runs.push(direct(5, StepMode::Eager { max_rows: u32::MAX }));
-        runs
+        let launch = |stage| match stage {
+            Stage::Replayed => Ok(graph.replay(stream)?),
+            Stage::Embedded => Ok(embedded.replay(|| Ok(graphs.launch()?))?),
+            Stage::Direct(mode) => direct(mode),
+        };
+        let runs = STAGES.into_iter().enumerate();
+        runs.map(|(step, stage)| rig.run_as(stage, step, || launch(stage))).collect::<Vec<_>>()
     });
-    for (step, runs) in by_step(&runs).iter().enumerate() {
-        let capacity = (step < 5).then_some(case.capacity.as_deref()).flatten();
-        StepOracle::new(case, step, capacity).check(&format!("{what}, step {step}"), runs);
+    for ((step, runs), stage) in by_step(&runs).iter().enumerate().zip(STAGES) {
+        let limited = !matches!(stage, Stage::Direct(StepMode::Eager { .. }));
+        let capacity = limited.then_some(case.capacity.as_deref()).flatten();
+        StepOracle::new(case, step, capacity).check(&format!("{what}, step {step}, {stage}"), runs);
     }
 }
 
