@@ -6,6 +6,8 @@
 //! a program that embeds this crate needs no include path where it runs.
 #![no_std]
 
+mod layouts;
+
 /// A source file or header: the name by which it is included and named in errors, and its text.
 pub type Text = (&'static str, &'static str);
 

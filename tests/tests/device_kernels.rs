@@ -1,12 +1,10 @@
 //! The device bodies of the tests' own kernels, without a device: they compile, spill no registers,
 //! and see the structs that Rust sees.
 
-use std::fmt::Write as _;
-use std::mem::offset_of;
-
 use graph_ep::Kernel;
 use graph_ep::ep_context::cuda::{compile, nvrtc_version};
 use graph_ep::ep_context::{KernelSource, Specialization};
+use graph_ep_kernels::layouts;
 use graph_ep_tests::backend::say_skipped;
 use graph_ep_tests::experts::{Backward, BackwardParams, Forward, ForwardParams, RowParams};
 use graph_ep_tests::kernels::{Broken, RouteByOutput, Stall};
@@ -16,31 +14,6 @@ const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 
 fn source_of<K: Kernel>() -> KernelSource {
     K::SOURCE.unwrap_or_else(|| panic!("{} has no device body", K::NAME))
-}
-
-/// Assertions in C++ of the size of a struct and the offset of each of its fields. Forgetting a field
-/// here does not compile.
-macro_rules! layouts {
-    ($($ty:ident { $($field:ident),* })*) => {{
-        let mut text = String::new();
-        $({
-            let (name, size) = (stringify!($ty), size_of::<$ty>());
-            writeln!(text, "static_assert(sizeof({name}) == {size}, \"{name}\");").unwrap();
-            $({
-                let (field, offset) = (stringify!($field), offset_of!($ty, $field));
-                writeln!(
-                    text,
-                    "static_assert(OFFSET_OF({name}, {field}) == {offset}, \"{name}.{field}\");"
-                )
-                .unwrap();
-            })*
-            // Names every field, or it does not compile.
-            let _ = |value: &$ty| {
-                let $ty { $($field: _),* } = value;
-            };
-        })*
-        text
-    }};
 }
 
 #[test]

@@ -4,12 +4,10 @@
 
 use std::io::{self, Write};
 
-use std::mem::offset_of;
-
 use ep_context::cuda::{compile, nvrtc_version};
 use ep_context::signal::{AttentionBlock, ControlBlock, WaitParams};
 use ep_context::{BackendError, FaultKind, KernelSource, Phase, Specialization};
-use graph_ep_kernels::{HEADERS, probes};
+use graph_ep_kernels::{HEADERS, layouts, probes};
 
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 
@@ -88,29 +86,17 @@ fn a_struct_that_differs_from_its_twin_does_not_compile() {
     }
 }
 
-/// A line for each field of a struct that checks its offset on the device's side, and one for the size.
-macro_rules! layout {
-    ($rust:ty as $device:literal: $($field:ident),*) => {{
-        let mut text = format!(
-            "static_assert(sizeof({}) == {}, \"size\");\n", $device, size_of::<$rust>()
-        );
-        $(text += &format!(
-            "static_assert(OFFSET_OF({}, {}) == {}, \"{0}::{1}\");\n",
-            $device, stringify!($field), offset_of!($rust, $field)
-        );)*
-        text
-    }};
-}
-
 #[test]
 fn what_host_and_device_share_is_the_same_on_both_sides() {
     if !nvrtc_is_there("what_host_and_device_share_is_the_same_on_both_sides") {
         return;
     }
     let mut text = "#include \"wait.cuh\"\n".to_owned();
-    text += &layout!(WaitParams as "wait::WaitParams": control, attention, rank, world);
-    text += &layout!(ControlBlock as "wait::ControlBlock": abort, suspended, fault, deadline_ms);
-    text += &layout!(AttentionBlock as "wait::AttentionBlock": poison, doorbell, sleepers);
+    text += &layouts! {
+        WaitParams as "wait::WaitParams" { control, attention, rank, world }
+        ControlBlock as "wait::ControlBlock" { abort, suspended, fault, deadline_ms }
+        AttentionBlock as "wait::AttentionBlock" { poison, doorbell, sleepers }
+    };
     let mut equal = |device: String, value: usize| {
         text += &format!("static_assert(u32({device}) == {value}, \"{device}\");\n");
     };

@@ -1,11 +1,10 @@
 //! The device bodies of the kernels of a soak, without a device: they compile for every architecture,
 //! spill no registers, and see the structs that Rust sees.
 
-use std::mem::offset_of;
-
 use graph_ep::ep_context::KernelSource;
 use graph_ep::ep_context::cuda::{compile, nvrtc_version};
 use graph_ep::{DType, Kernel};
+use graph_ep_kernels::layouts;
 
 use super::kernels::{
     Check, CheckParams, Experts, ExpertsParams, Input, InputParams, Shape, State, constants,
@@ -13,29 +12,6 @@ use super::kernels::{
 use crate::output::tell;
 
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
-
-/// Assertions in C++ of the size of a struct and the offset of each of its fields. Forgetting a field
-/// here does not compile.
-macro_rules! layouts {
-    ($($ty:ident as $name:literal { $($field:ident),* })*) => {{
-        let mut text = String::new();
-        $({
-            let (name, size) = ($name, size_of::<$ty>());
-            text += &format!("static_assert(sizeof({name}) == {size}, \"{name}\");\n");
-            $({
-                let (field, offset) = (stringify!($field), offset_of!($ty, $field));
-                text += &format!(
-                    "static_assert(OFFSET_OF({name}, {field}) == {offset}, \"{name}.{field}\");\n"
-                );
-            })*
-            // Names every field, or it does not compile.
-            let _ = |value: &$ty| {
-                let $ty { $($field: _),* } = value;
-            };
-        })*
-        text
-    }};
-}
 
 #[test]
 fn nvrtc_compiles_the_kernels_of_a_soak() {

@@ -4,12 +4,11 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
-use std::mem::offset_of;
 
 use ep_context::cuda::{compile, nvrtc_version};
 use ep_context::signal::params::{AttentionBlock, ControlBlock, WaitParams};
 use ep_context::{FaultKind, Kernel, KernelSource, Phase, Specialization};
-use graph_ep_kernels::HEADERS;
+use graph_ep_kernels::{HEADERS, layouts};
 
 use super::*;
 use crate::geometry::{Geometry, LaneLayout};
@@ -94,128 +93,103 @@ fn kernels_compile_for_every_architecture_without_spills() {
     }
 }
 
-/// Adds an assertion for the size of a struct and the offset of each of its fields. Forgetting a
-/// field here does not compile.
-macro_rules! layouts {
-    ($text:ident: $($ty:ident in $space:literal { $($field:ident),* $(,)? })*) => {
-        $({
-            let name = concat!($space, stringify!($ty));
-            let size = size_of::<$ty>();
-            writeln!($text, "static_assert(sizeof({name}) == {size}, \"{name}\");").unwrap();
-            $(
-                let field = stringify!($field);
-                let offset = offset_of!($ty, $field);
-                writeln!(
-                    $text,
-                    "static_assert(OFFSET_OF({name}, {field}) == {offset}, \"{name}.{field}\");"
-                )
-                .unwrap();
-            )*
-            // Names every field, or it does not compile.
-            let _ = |value: &$ty| {
-                let $ty { $($field: _),* } = value;
-            };
-        })*
-    };
-}
-
 /// Assertions in C++ of everything that Rust and the device agree on.
 fn agreements() -> String {
     let mut text = "#include \"params.cuh\"\n#include \"stale.cuh\"\n#include \"items.cuh\"\n\
                     #include \"turns.cuh\"\n"
         .to_owned();
-    layouts! { text:
-        WaitParams in "wait::" { control, attention, rank, world }
-        ControlBlock in "wait::" { abort, suspended, fault, deadline_ms }
-        AttentionBlock in "wait::" { poison, doorbell, sleepers }
-        LaneLayout in "" {
+    text += &layouts! {
+        WaitParams as "wait::WaitParams" { control, attention, rank, world }
+        ControlBlock as "wait::ControlBlock" { abort, suspended, fault, deadline_ms }
+        AttentionBlock as "wait::AttentionBlock" { poison, doorbell, sleepers }
+        LaneLayout {
             dispatch_words, combine_words, dispatch_headers, combine_headers, counts, tallies, prefixes,
             items, pairs, staging, scales, landing, weight_grads, pushed_items, pushed_pairs, arrived, returned,
             pushed_rows, pushed_scales, bytes,
         }
-        Geometry in "" {
+        Geometry {
             world, rank, experts, slots, local_experts, top_k, fanout, max_tokens, alignment, hidden,
             row_bytes, scale_bytes, token_bytes, sum_bytes, dtype, quantize, flat, flat_width,
             weighted, push, row_pieces, sum_pieces, clear_padding, reserved, lane,
         }
-        DispatchHeader in "" {
+        DispatchHeader {
             step, ordinal, items, item_base, pairs, pair_base, transfer, reserved,
         }
-        CombineHeader in "" { step, ordinal, prefix, required, first_over, reserved }
-        Item in "" { token, slot, pair_begin, pairs }
-        Pair in "" { slot, index, weight, choice }
-        Destination in "" { rank, position }
-        WindowItem in "" { source, slot, begin, rows }
-        RowRef in "" { row, weight, choice, slot }
-        ExpertHomeEntry in "" { rank, slot }
-        LaneState in "" {
+        CombineHeader { step, ordinal, prefix, required, first_over, reserved }
+        Item { token, slot, pair_begin, pairs }
+        Pair { slot, index, weight, choice }
+        Destination { rank, position }
+        WindowItem { source, slot, begin, rows }
+        RowRef { row, weight, choice, slot }
+        ExpertHomeEntry { rank, slot }
+        LaneState {
             epoch, arrivals, turn, counted, listed, sent, taken, pushed, reduced, placed, silent,
         }
-        StepState in "" {
+        StepState {
             step, held, drained, first_over, required, dispatches, windows, capacity, dropped,
             delivered, invalid_ids, repeated_ids,
         }
-        WindowState in "" {
+        WindowState {
             tokens, items, pairs, required, begin, end, pair_begin, window_pairs, capacity, windows,
             silent, reserved,
         }
-        RecordHeader in "" {
+        RecordHeader {
             sequence, step, drained, first_over, required, dispatches, windows, capacity, reserved, fault,
             dropped, delivered, invalid_ids, repeated_ids,
         }
-        LaneParams in "" { blocks, state }
-        HandleParams in "" {
+        LaneParams { blocks, state }
+        HandleParams {
             fanouts, destinations, window, expert_offsets, tokens_per_expert, total, source_items,
             source_pairs, bases, taken, items, pairs, row_weights, row_experts,
         }
-        StepBeginParams in "" {
+        StepBeginParams {
             wait, state, peer_required, required_by_dispatch, max_dispatches, shape_count, shapes,
         }
-        ShapeCheck in "" { generation, recorded }
-        RouteParams in "" {
+        ShapeCheck { generation, recorded }
+        RouteParams {
             geometry, wait, lane, handle, state, homes, topk_ids, topk_weights, tokens, scales,
             num_tokens_word, expert_counts, rank_counts, num_tokens, id_bytes, ordinal, dependent,
         }
-        PushDispatchParams in "" {
+        PushDispatchParams {
             geometry, wait, lane, handle, state, homes, topk_ids, topk_weights, tokens, scales,
             num_tokens_word, expert_counts, rank_counts, block_counts, required_by_dispatch, capacity,
             rows, received_scales, condition, num_tokens, id_bytes, ordinal, dependent, row_limit,
             max_dispatches, budgeted, last, listers, senders, halves, reserved,
         }
-        PushCombineParams in "" {
+        PushCombineParams {
             geometry, wait, lane, handle, state, peer_required, expert_rows, output, ordinal, weighted,
             senders, halves, push_span, sum_span, num_tokens, row_limit,
         }
-        CountParams in "" {
+        CountParams {
             geometry, wait, lane, handle, state, required_by_dispatch, capacity, row_limit,
             max_dispatches, ordinal, budgeted, dependent, reserved, condition,
         }
-        WindowParams in "" {
+        WindowParams {
             geometry, wait, lane, handle, state, capacity, row_limit, last, condition,
         }
-        GatherParams in "" { geometry, wait, lane, handle, rows, scales }
-        ReducePushParams in "" {
+        GatherParams { geometry, wait, lane, handle, rows, scales }
+        ReducePushParams {
             geometry, wait, lane, handle, state, expert_rows, ordinal, push, release, weighted,
             row_limit, reserved,
         }
-        FoldParams in "" { geometry, wait, lane, state, peer_required, ordinal, reserved }
-        ReduceParams in "" {
+        FoldParams { geometry, wait, lane, state, peer_required, ordinal, reserved }
+        ReduceParams {
             geometry, wait, lane, handle, output, weight_grads, num_tokens, reserved,
         }
-        RestageParams in "" { geometry, wait, lane, handle, state, rows, ordinal, num_tokens }
-        AcquireParams in "" { geometry, wait, lane, state, ordinal, reserved }
-        RegatherParams in "" {
+        RestageParams { geometry, wait, lane, handle, state, rows, ordinal, num_tokens }
+        AcquireParams { geometry, wait, lane, state, ordinal, reserved }
+        RegatherParams {
             geometry, wait, lane, handle, rows, expert_rows, row_limit, whole,
         }
-        PushWeightGradsParams in "" { geometry, wait, lane, handle, row_grads, row_limit, reserved }
-        AcknowledgeParams in "" { geometry, wait, lane, state, peer_required, ordinal, reserved }
-        StepEndParams in "" {
+        PushWeightGradsParams { geometry, wait, lane, handle, row_grads, row_limit, reserved }
+        AcknowledgeParams { geometry, wait, lane, state, peer_required, ordinal, reserved }
+        StepEndParams {
             wait, state, peer_required, required_by_dispatch, ring, stride, records, max_dispatches,
             hold,
         }
-        ResumeParams in "" { state }
-        AbandonParams in "" { wait, fault }
-    }
+        ResumeParams { state }
+        AbandonParams { wait, fault }
+    };
     let mut equal = |device: &str, here: u32| {
         writeln!(text, "static_assert(u32({device}) == {here}u, \"{device}\");").unwrap();
     };
