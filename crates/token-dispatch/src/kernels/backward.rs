@@ -71,11 +71,8 @@ impl Kernel for Restage {
             };
             // SAFETY: this rank's header and word in the peer's block, as for a dispatch.
             unsafe {
-                let headers = blocks.at(to, g.lane.dispatch_headers);
-                store(headers + (g.rank as usize * size_of::<DispatchHeader>()) as u64, header);
-                let words = blocks.at(to, g.lane.dispatch_words);
-                let word = words + (g.rank as usize * size_of::<u32>()) as u64;
-                waiter.signal(Rank::from_index(to), word, epoch);
+                let header = (g.lane.dispatch_headers, header);
+                blocks.tell(&waiter, to, header, g.lane.dispatch_words, epoch);
             }
         }
     }

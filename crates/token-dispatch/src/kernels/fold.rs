@@ -6,7 +6,7 @@ use ep_context::signal::HostWaiter;
 use ep_context::{Fault, FaultKind, Kernel, KernelSource, Phase, Rank};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, StepView, atomics, load, store, table};
+use super::memory::{LaneBlocks, StepView, atomics, load, table};
 use super::source;
 use crate::geometry::Geometry;
 use crate::params::{AcknowledgeParams, CombineHeader, FoldParams, LaneState};
@@ -93,7 +93,6 @@ impl Kernel for Acknowledge {
 
     unsafe fn run_on_host(p: &AcknowledgeParams) {
         let g = &p.geometry;
-        let rank = g.rank as usize;
         // SAFETY: for this whole body, the launch vouches for every address in `p`. Peers read their
         // headers of the last combine before they signalled the dispatch that this round closes.
         let waiter = unsafe { HostWaiter::from_params(&p.wait) };
@@ -118,14 +117,8 @@ impl Kernel for Acknowledge {
             };
             // SAFETY: see above; the word is this rank's in the peer's block.
             unsafe {
-                let headers = blocks.at(to, g.lane.combine_headers);
-                store(headers + (rank * size_of::<CombineHeader>()) as u64, header);
-                let words = blocks.at(to, g.lane.combine_words);
-                waiter.signal(
-                    Rank::from_index(to),
-                    words + (rank * size_of::<u32>()) as u64,
-                    epoch,
-                );
+                let header = (g.lane.combine_headers, header);
+                blocks.tell(&waiter, to, header, g.lane.combine_words, epoch);
             }
         }
         let words = blocks.own(g.lane.combine_words);

@@ -121,6 +121,29 @@ impl LaneBlocks<'_> {
         let (world, rank) = (self.blocks.len(), self.rank);
         (1..=world).map(move |step| (rank + step) % world)
     }
+
+    /// Leaves `header` in this rank's place among the headers at `headers` in the block of `to`, and signals
+    /// `epoch` by this rank's word among those at `words` there.
+    ///
+    /// # Safety
+    ///
+    /// The block of `to` has a header and a word of every rank at these offsets, and that rank is past
+    /// the last header of this one.
+    pub(super) unsafe fn tell<H: Pod>(
+        &self,
+        waiter: &HostWaiter,
+        to: usize,
+        (headers, header): (u64, H),
+        words: u64,
+        epoch: u32,
+    ) {
+        let own = |table: u64, size: usize| self.at(to, table) + (self.rank * size) as u64;
+        // SAFETY: as this function's contract says; nobody else writes what is this rank's there.
+        unsafe {
+            store(own(headers, size_of::<H>()), header);
+            waiter.signal(Rank::from_index(to), own(words, size_of::<u32>()), epoch);
+        }
+    }
 }
 
 /// The counters of a step. Lanes may update them at the same time, so every update is atomic.

@@ -1,10 +1,10 @@
 //! The expert rank's half of combine: partial sums to the tokens' owners.
 
 use ep_context::signal::HostWaiter;
-use ep_context::{FaultKind, Kernel, KernelSource, Phase, Rank};
+use ep_context::{FaultKind, Kernel, KernelSource, Phase};
 use graph_ep_kernels::dispatch as device;
 
-use super::memory::{LaneBlocks, StepView, load, raise, row_address, store, table, table_mut};
+use super::memory::{LaneBlocks, StepView, load, raise, row_address, table, table_mut};
 use super::source;
 use crate::dtype::DType;
 use crate::params::{CombineHeader, LaneState, ReducePushParams, RowRef, WindowItem, WindowState};
@@ -103,7 +103,7 @@ pub(super) unsafe fn release(
     window: &WindowState,
 ) {
     let g = &p.geometry;
-    let (world, rank) = (g.world as usize, g.rank as usize);
+    let world = g.world as usize;
     // SAFETY: the kernel's contract.
     let (step, lane, source_items) = unsafe {
         (
@@ -124,14 +124,8 @@ pub(super) unsafe fn release(
         // SAFETY: this rank's header and word in the peer's block; the peer read the last header
         // before it signalled the dispatch that this combine belongs to.
         unsafe {
-            let headers = blocks.at(to, g.lane.combine_headers);
-            store(headers + (rank * size_of::<CombineHeader>()) as u64, header);
-            let words = blocks.at(to, g.lane.combine_words);
-            waiter.signal(
-                Rank::from_index(to),
-                words + (rank * size_of::<u32>()) as u64,
-                lane.epoch,
-            );
+            let header = (g.lane.combine_headers, header);
+            blocks.tell(waiter, to, header, g.lane.combine_words, lane.epoch);
         }
     }
 }

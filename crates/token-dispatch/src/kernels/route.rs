@@ -341,12 +341,10 @@ pub(super) unsafe fn announce(
         // SAFETY: the header and the counts of this rank in the peer's block are read by the peer
         // between this signal and its combine signal of the same epoch; it is past the last one.
         unsafe {
-            let headers = blocks.at(to, g.lane.dispatch_headers);
-            store(headers + (rank * size_of::<DispatchHeader>()) as u64, header);
             let counts = blocks.at(to, g.lane.counts) + (rank * slots * size_of::<u32>()) as u64;
             table_mut::<u32>(counts, slots).copy_from_slice(&per_expert[to * slots..][..slots]);
-            let words = blocks.at(to, g.lane.dispatch_words);
-            waiter.signal(Rank::from_index(to), words + (rank * size_of::<u32>()) as u64, epoch);
+            let header = (g.lane.dispatch_headers, header);
+            blocks.tell(waiter, to, header, g.lane.dispatch_words, epoch);
         }
     }
 }
