@@ -82,6 +82,25 @@ pub(super) fn refusal<T: TestBackend>(
     }
 }
 
+/// What `body` finds in a step that is recorded and given up, so that what is wrongly accepted never runs;
+/// nothing if it is refused what it does before.
+pub(super) fn looked_at<T: TestBackend, V>(
+    rig: &Rig<T>,
+    body: impl FnOnce(
+        &Program<T>,
+        &mut graph_ep::Step<'static, T::Backend>,
+    ) -> Result<V, graph_ep::BodyError>,
+) -> Option<V> {
+    let (program, dispatcher) = (rig.program(), rig.group.dispatcher());
+    let mut found = None;
+    let _: Result<_, _> =
+        StepGraph::record(dispatcher, rig.group.stream(), StepOptions::new(), |step| {
+            found = Some(body(&program, step)?);
+            Err("only looked at".into())
+        });
+    found
+}
+
 /// A second dispatch on a lane whose first has not been combined is refused, by the name of the lane.
 pub fn a_second_dispatch_on_an_open_lane_is_refused<T: TestBackend>() {
     let case = Case { lanes: 1, layers: 2, ..Case::new(2) };
@@ -151,20 +170,11 @@ pub fn a_handle_of_another_dispatcher_is_refused<T: TestBackend>() {
         let small = TokenDispatcher::new(rig.group.context(), config.expect("in range"));
         let small = small.expect("the same on both ranks");
         let handle = Handle::new(&small, rig.group.rows()).expect("memory");
-        let mut accepted = None;
-        // Recorded and given up, so that what is wrongly accepted never runs.
-        let _: Result<_, _> = StepGraph::record(
-            rig.group.dispatcher(),
-            rig.group.stream(),
-            StepOptions::new(),
-            |step| {
-                let program = rig.program();
-                let mut arguments = program.arguments(0)?;
-                arguments.handle = &handle;
-                accepted = Some(program.lane(0)?.dispatch(step, &arguments).is_ok());
-                Err("only looked at".into())
-            },
-        );
+        let accepted = looked_at(&rig, |program, step| {
+            let mut arguments = program.arguments(0)?;
+            arguments.handle = &handle;
+            Ok(program.lane(0)?.dispatch(step, &arguments).is_ok())
+        });
         assert_eq!(accepted, Some(false), "a handle for one token was accepted for 64");
     });
 }
@@ -176,18 +186,10 @@ pub fn a_lane_of_another_dispatcher_is_refused<T: TestBackend>() {
         let rig = Rig::<T>::new(env, &case);
         let config = rig.group.dispatcher().config().clone();
         let other = TokenDispatcher::new(rig.group.context(), config).expect("the same");
-        let mut accepted = None;
-        let _: Result<_, _> = StepGraph::record(
-            rig.group.dispatcher(),
-            rig.group.stream(),
-            StepOptions::new(),
-            |step| {
-                let program = rig.program();
-                let lane = other.lane(0).ok_or("it has one")?;
-                accepted = Some(lane.dispatch(step, &program.arguments(0)?).is_ok());
-                Err("only looked at".into())
-            },
-        );
+        let accepted = looked_at(&rig, |program, step| {
+            let lane = other.lane(0).ok_or("it has one")?;
+            Ok(lane.dispatch(step, &program.arguments(0)?).is_ok())
+        });
         assert_eq!(accepted, Some(false), "a lane of another dispatcher was accepted");
     });
 }

@@ -1,8 +1,9 @@
 //! What rows are made of: values, bytes with scales, FP8 quantised on the way; copied and staged.
 
-use graph_ep::{DType, Dispatch, DispatchError, Payload, StepGraph, StepOptions};
+use graph_ep::{DType, Dispatch, DispatchError, Payload};
 
 use super::everywhere::conforms;
+use super::lanes::looked_at;
 use crate::backend::TestBackend;
 use crate::case::{Case, Skew};
 use crate::rig::Rig;
@@ -100,18 +101,13 @@ type Change<'c, B> = &'c dyn Fn(&mut Dispatch<'_, 'static, B>);
 
 /// A dispatch whose arguments were changed is refused by an error that names `argument`.
 fn refused<T: TestBackend>(rig: &Rig<T>, argument: &str, change: Change<'_, T::Backend>) {
-    let program = rig.program();
-    let (dispatcher, stream) = (rig.group.dispatcher(), rig.group.stream());
-    let mut named = None;
-    // Recorded and given up, so that what is wrongly accepted never runs.
-    let _: Result<_, _> = StepGraph::record(dispatcher, stream, StepOptions::new(), |step| {
+    let named = looked_at(rig, |program, step| {
         let mut arguments = program.arguments(0)?;
         change(&mut arguments);
         match program.lane(0)?.dispatch(step, &arguments) {
-            Err(DispatchError::Argument { argument, .. }) => named = Some(argument),
+            Err(DispatchError::Argument { argument, .. }) => Ok(argument),
             other => panic!("{argument}: {other:?}"),
         }
-        Err("only looked at".into())
     });
     assert!(named.is_some_and(|named| named.contains(argument)), "{argument}: {named:?}");
 }

@@ -7,6 +7,7 @@ use graph_ep::{
     TopKIds,
 };
 
+use super::lanes::looked_at;
 use crate::backend::{TestBackend, enough_ranks};
 use crate::case::{Case, Skew};
 use crate::oracle::StepOracle;
@@ -222,7 +223,7 @@ pub fn misaligned_words_are_refused<T: TestBackend>() {
     let case = Case { tokens: vec![4], ..Case::new(1) };
     T::on_ranks(1, |env| {
         let rig = Rig::<T>::new(env, &case);
-        let (program, layer) = (rig.program(), rig.layer(0));
+        let layer = rig.layer(0);
         type Change<'c, B> = &'c dyn Fn(&mut graph_ep::Dispatch<'_, 'static, B>);
         let changes: [(&str, Change<'_, T::Backend>); 3] = [
             ("ids", &|a| {
@@ -239,19 +240,11 @@ pub fn misaligned_words_are_refused<T: TestBackend>() {
             }),
         ];
         for (what, change) in changes {
-            let mut accepted = None;
-            // Recorded and given up, so that what is wrongly accepted never runs.
-            let _: Result<_, _> = graph_ep::StepGraph::record(
-                rig.group.dispatcher(),
-                rig.group.stream(),
-                StepOptions::new(),
-                |step| {
-                    let mut arguments = program.arguments(0)?;
-                    change(&mut arguments);
-                    accepted = Some(program.lane(0)?.dispatch(step, &arguments).is_ok());
-                    Err("only looked at".into())
-                },
-            );
+            let accepted = looked_at(&rig, |program, step| {
+                let mut arguments = program.arguments(0)?;
+                change(&mut arguments);
+                Ok(program.lane(0)?.dispatch(step, &arguments).is_ok())
+            });
             assert_eq!(accepted, Some(false), "misaligned {what} were accepted");
         }
     });
@@ -263,24 +256,17 @@ pub fn a_short_output_is_refused<T: TestBackend>() {
     let case = Case::new(1);
     T::on_ranks(1, |env| {
         let rig = Rig::<T>::new(env, &case);
-        let (program, layer) = (rig.program(), rig.layer(0));
+        let layer = rig.layer(0);
         let row = case.hidden * case.dtype.bytes();
-        let mut accepted = None;
-        let _: Result<_, _> = graph_ep::StepGraph::record(
-            rig.group.dispatcher(),
-            rig.group.stream(),
-            StepOptions::new(),
-            |step| {
-                program.dispatch(step, 0)?;
-                let arguments = graph_ep::Combine {
-                    handle: &layer.handle,
-                    expert_rows: layer.results.slice(),
-                    output: layer.output.slice().get(0..4 * row).expect("shorter"),
-                };
-                accepted = Some(program.lane(0)?.combine(step, &arguments).is_ok());
-                Err("only looked at".into())
-            },
-        );
+        let accepted = looked_at(&rig, |program, step| {
+            program.dispatch(step, 0)?;
+            let arguments = graph_ep::Combine {
+                handle: &layer.handle,
+                expert_rows: layer.results.slice(),
+                output: layer.output.slice().get(0..4 * row).expect("shorter"),
+            };
+            Ok(program.lane(0)?.combine(step, &arguments).is_ok())
+        });
         assert_eq!(accepted, Some(false), "an output of four rows for five tokens was accepted");
     });
 }
@@ -291,38 +277,30 @@ pub fn rows_that_may_lack_memory_are_refused<T: TestBackend>() {
     let case = Case { backward: true, ..Case::new(1).capacity(4) };
     T::on_ranks(1, |env| {
         let rig = Rig::<T>::new(env, &case);
-        let (program, layer, group) = (rig.program(), rig.layer(0), &rig.group);
+        let (layer, group) = (rig.layer(0), &rig.group);
         let (row, most) = (case.sum_bytes(), group.rows().max_rows());
         let other = graph_ep::RowSet::new(group.context(), group.stream(), "other", 1, 2 * most);
         let foreign = other.and_then(|set| set.add("foreign", row)).expect("memory").slice();
         let short = group.rows().add("short", row / 2).expect("memory").slice();
         for (what, rows) in [("foreign", &foreign), ("short", &short)] {
             assert!(rows.bytes() >= 4 * row, "{what}: as far as addresses go");
-            let mut accepted = None;
-            // Recorded and given up, so that what is wrongly accepted never runs.
-            let _: Result<_, _> = graph_ep::StepGraph::record(
-                group.dispatcher(),
-                group.stream(),
-                StepOptions::new(),
-                |step| {
-                    program.dispatch(step, 0)?;
-                    let lane = program.lane(0)?;
-                    let combine = graph_ep::Combine {
-                        handle: &layer.handle,
-                        expert_rows: rows.clone(),
-                        output: layer.output.slice(),
-                    };
-                    let backward = graph_ep::token_dispatch::CombineBackward {
-                        handle: &layer.handle,
-                        output_grads: layer.output.slice(),
-                        row_grads: rows.clone(),
-                        expert_rows: None,
-                    };
-                    let combined = lane.combine(step, &combine).is_ok();
-                    accepted = Some((combined, lane.combine_backward(step, &backward).is_ok()));
-                    Err("only looked at".into())
-                },
-            );
+            let accepted = looked_at(&rig, |program, step| {
+                program.dispatch(step, 0)?;
+                let lane = program.lane(0)?;
+                let combine = graph_ep::Combine {
+                    handle: &layer.handle,
+                    expert_rows: rows.clone(),
+                    output: layer.output.slice(),
+                };
+                let backward = graph_ep::token_dispatch::CombineBackward {
+                    handle: &layer.handle,
+                    output_grads: layer.output.slice(),
+                    row_grads: rows.clone(),
+                    expert_rows: None,
+                };
+                let combined = lane.combine(step, &combine).is_ok();
+                Ok((combined, lane.combine_backward(step, &backward).is_ok()))
+            });
             assert_eq!(accepted, Some((false, false)), "{what} rows were accepted");
         }
     });
