@@ -5,7 +5,7 @@
 
 pub(crate) mod bytes;
 mod check;
-mod choice;
+pub(crate) mod choice;
 pub(crate) mod number;
 
 use std::path::PathBuf;

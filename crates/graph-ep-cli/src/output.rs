@@ -9,6 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use tempfile::NamedTempFile;
 
 /// A file could not be written.
@@ -48,6 +49,23 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), OutputError> {
         _ => replace(path, bytes),
     };
     result.map_err(|source| OutputError { path: path.to_owned(), source })
+}
+
+/// `report` as JSON, indented, ending in a line feed.
+pub(crate) fn json(report: &impl Serialize) -> String {
+    // Maps with other than string keys are the only values that can fail, and no report has any.
+    let mut json = serde_json::to_string_pretty(report).unwrap_or_default();
+    json.push('\n');
+    json
+}
+
+/// Puts a file with [`json`] of `report` at `path`, as [`write_whole`] does.
+///
+/// # Errors
+///
+/// [`OutputError`], if the file cannot be written.
+pub(crate) fn write_json(path: &Path, report: &impl Serialize) -> Result<(), OutputError> {
+    write_whole(path, json(report).as_bytes())
 }
 
 fn write_through(path: &Path, bytes: &[u8]) -> io::Result<()> {

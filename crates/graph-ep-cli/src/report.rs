@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use timing::{Timing, Timings};
 
 use crate::args::{Dtype, GraphChoice, GrowthChoice, Mode};
-use crate::output::{OutputError, write_whole};
+use crate::output::{OutputError, json, write_json};
 
 /// Version of the fields of [`Report`].
 pub const SCHEMA_VERSION: u32 = 1;
@@ -168,10 +168,7 @@ pub struct Memory {
 impl Report {
     /// The report as JSON, indented, ending in a line feed.
     pub fn to_json(&self) -> String {
-        // Maps with other than string keys are the only values that can fail, and there are none.
-        let mut json = serde_json::to_string_pretty(self).unwrap_or_default();
-        json.push('\n');
-        json
+        json(self)
     }
 
     /// Writes [`Report::to_json`] to `path`, whole or not at all.
@@ -180,7 +177,7 @@ impl Report {
     ///
     /// [`OutputError`], if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), OutputError> {
-        write_whole(path, self.to_json().as_bytes())
+        write_json(path, self)
     }
 }
 

@@ -116,23 +116,24 @@ pub enum Dtype {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    /// The report repeats the words of the command line.
+    /// A report says `T` in the words of the command line.
+    pub(crate) fn assert_same_words<T: ValueEnum + std::fmt::Display + Serialize>() {
+        for value in T::value_variants() {
+            let json = serde_json::to_value(value).unwrap();
+            assert_eq!(json, value.to_string());
+            assert!(!value.to_string().is_empty());
+        }
+    }
+
     #[test]
     fn words_are_the_same_on_the_command_line_and_in_the_report() {
-        fn check<T: ValueEnum + std::fmt::Display + Serialize>() {
-            for value in T::value_variants() {
-                let json = serde_json::to_value(value).unwrap();
-                assert_eq!(json, value.to_string());
-                assert!(!value.to_string().is_empty());
-            }
-        }
-        check::<BackendChoice>();
-        check::<Mode>();
-        check::<GraphChoice>();
-        check::<GrowthChoice>();
-        check::<Dtype>();
+        assert_same_words::<BackendChoice>();
+        assert_same_words::<Mode>();
+        assert_same_words::<GraphChoice>();
+        assert_same_words::<GrowthChoice>();
+        assert_same_words::<Dtype>();
     }
 }

@@ -21,7 +21,7 @@ pub use read::ReadError;
 pub use words::{By, Dtype, LayoutChoice, LimitKind, Op, Padding};
 
 use super::stats::{Quantiles, thousandths};
-use crate::output::{OutputError, write_whole};
+use crate::output::{OutputError, json, write_json};
 
 /// Name and version of the fields of [`Report`].
 pub const SCHEMA: &str = "graph-ep bench, 1";
@@ -206,10 +206,7 @@ impl Entry {
 impl Report {
     /// The report as JSON, indented, ending in a line feed.
     pub fn to_json(&self) -> String {
-        // Maps with other than string keys are the only values that can fail, and there are none.
-        let mut json = serde_json::to_string_pretty(self).unwrap_or_default();
-        json.push('\n');
-        json
+        json(self)
     }
 
     /// Writes [`Report::to_json`] to `path`, whole or not at all.
@@ -218,7 +215,7 @@ impl Report {
     ///
     /// [`OutputError`], if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), OutputError> {
-        write_whole(path, self.to_json().as_bytes())
+        write_json(path, self)
     }
 
     /// Reads a report that a program with the same [`SCHEMA`] wrote. Blocks on the file system.

@@ -23,6 +23,17 @@ pub(crate) fn assert_well_formed(svg: &str) {
     assert!(open.is_empty());
 }
 
+/// There is no colour in it but grey, and no font but the reader's own.
+pub(crate) fn assert_plain(svg: &str) {
+    for part in svg.split("font-family=\"").skip(1) {
+        assert!(part.starts_with("sans-serif\""));
+    }
+    for colour in svg.split("=\"#").skip(1) {
+        let colour = &colour[..6];
+        assert!(colour[..2] == colour[2..4] && colour[2..4] == colour[4..], "{colour}");
+    }
+}
+
 #[test]
 fn ranks_have_a_panel_each_on_one_scale() {
     let svg = render(&built_in_sample()).unwrap();
@@ -82,13 +93,7 @@ fn names_cannot_break_the_file() {
 #[test]
 fn the_file_is_grey_and_names_no_font_of_its_own() {
     let svg = render(&built_in_sample()).unwrap();
-    for part in svg.split("font-family=\"").skip(1) {
-        assert!(part.starts_with("sans-serif\""));
-    }
-    for colour in svg.split("=\"#").skip(1) {
-        let colour = &colour[..6];
-        assert!(colour[..2] == colour[2..4] && colour[2..4] == colour[4..], "{colour}");
-    }
+    assert_plain(&svg);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
-use crate::output::{OutputError, write_whole};
+use crate::output::{OutputError, write_json};
 
 /// Name and version of the fields of [`Report`].
 pub const SCHEMA: &str = "graph-ep policies, 1";
@@ -153,9 +153,6 @@ impl Report {
     ///
     /// [`OutputError`], if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), OutputError> {
-        // Maps with other than string keys are the only values that can fail, and there are none.
-        let mut json = serde_json::to_string_pretty(self).unwrap_or_default();
-        json.push('\n');
-        write_whole(path, json.as_bytes())
+        write_json(path, self)
     }
 }

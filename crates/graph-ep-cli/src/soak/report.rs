@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::cycles::Held;
-use crate::output::{OutputError, write_whole};
+use crate::output::{OutputError, write_json};
 
 /// The schema of a report.
 pub const SCHEMA: &str = "graph-ep soak report, 1";
@@ -94,14 +94,12 @@ pub struct Entry {
 }
 
 impl Report {
-    /// Writes it to `path`.
+    /// Writes it as JSON to `path`, whole or not at all.
     ///
     /// # Errors
     ///
-    /// What the system refuses.
+    /// [`OutputError`], if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), OutputError> {
-        let json = serde_json::to_string_pretty(self)
-            .map_err(|error| OutputError { path: path.to_owned(), source: error.into() })?;
-        write_whole(path, format!("{json}\n").as_bytes())
+        write_json(path, self)
     }
 }

@@ -155,22 +155,16 @@ pub enum LimitKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::choice::tests::assert_same_words;
 
     #[test]
     fn words_are_the_same_on_the_command_line_and_in_the_report() {
-        fn check<T: ValueEnum + std::fmt::Display + Serialize>() {
-            for value in T::value_variants() {
-                let json = serde_json::to_value(value).unwrap();
-                assert_eq!(json, value.to_string());
-                assert!(!value.to_string().is_empty());
-            }
-        }
-        check::<Op>();
-        check::<By>();
-        check::<LayoutChoice>();
-        check::<Dtype>();
-        check::<Padding>();
-        check::<LimitKind>();
+        assert_same_words::<Op>();
+        assert_same_words::<By>();
+        assert_same_words::<LayoutChoice>();
+        assert_same_words::<Dtype>();
+        assert_same_words::<Padding>();
+        assert_same_words::<LimitKind>();
     }
 
     /// Scripts look for these.
