@@ -113,6 +113,13 @@ impl<'s, 'a, B: Backend> Dispatch<'s, 'a, B> {
             TokenCount::Device(word, most) => (*most, Some(word)),
         }
     }
+
+    /// What the sender's half reads, whoever does it.
+    fn read(&self) -> impl Iterator<Item = &DeviceSlice<'a, B>> {
+        let given = [&self.tokens, self.topk_ids.slice()].into_iter();
+        let (_, word) = self.most_tokens();
+        given.chain(self.topk_weights.as_ref()).chain(self.scales.as_ref()).chain(word)
+    }
 }
 
 /// What the sender's half of a dispatch was given; zero for an address that there is none.
@@ -319,11 +326,8 @@ impl<B: Backend> Lane<B> {
             reserved: 0,
         };
         let (rows, scales) = (args.rows.slice(), args.received_scales.map(RowBuffer::slice));
-        let mut uses: SmallVec<[&DeviceSlice<'a, B>; 8]> = SmallVec::new();
-        uses.extend([&args.tokens, args.topk_ids.slice(), &capacity, &rows]);
-        uses.extend(args.topk_weights.as_ref());
-        uses.extend(args.scales.as_ref());
-        uses.extend(word);
+        let mut uses: SmallVec<[&DeviceSlice<'a, B>; 8]> = args.read().collect();
+        uses.extend([&capacity, &rows]);
         uses.extend(scales.as_ref());
         // SAFETY: 1. addresses lie in `uses`, in the lane, the handle or the dispatcher, which are
         // retained; lengths were checked, and the window keeps rows below the capacity, for which
@@ -368,11 +372,7 @@ impl<B: Backend> Lane<B> {
             ordinal,
             dependent: self.dependent(),
         };
-        let mut uses: SmallVec<[&DeviceSlice<'a, B>; 5]> = SmallVec::new();
-        uses.extend([&args.tokens, args.topk_ids.slice()]);
-        uses.extend(args.topk_weights.as_ref());
-        uses.extend(args.scales.as_ref());
-        uses.extend(word);
+        let uses: SmallVec<[&DeviceSlice<'a, B>; 5]> = args.read().collect();
         // SAFETY: 1. addresses lie in `uses`, in the lane, the handle or the dispatcher, which are
         // retained; lengths were checked. 2. The pair is this step's alone, and peers are ordered by
         // the lane's signals.
