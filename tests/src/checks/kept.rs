@@ -1,8 +1,11 @@
 //! Backward passes and combines on handles that do not hold what they were queued for.
 
+use std::ops::Range;
+
 use graph_ep::ep_context::FaultKind;
 use graph_ep::{
-    Backend, BodyError, Combine, DispatchError, Phase, Step, StepMode, StepOptions, TokenCount,
+    Backend, BodyError, Combine, DeviceSlice, DispatchError, Phase, Step, StepMode, StepOptions,
+    TokenCount,
 };
 
 use super::everywhere::least_rows;
@@ -95,6 +98,20 @@ fn fault<T: TestBackend>(rig: &GradRig<T>, number: u32) -> (u32, u8) {
     }
 }
 
+/// These rows of `slice`, each of a sum, are as they were before the step.
+fn assert_spoilt<T: TestBackend>(
+    rig: &GradRig<T>,
+    slice: &DeviceSlice<'static, T::Backend>,
+    rows: Range<usize>,
+    what: &str,
+) {
+    let row = rig.rig.case.sum_bytes();
+    let mut bytes = vec![0; rows.len() * row];
+    let beyond = slice.get(rows.start * row..rows.end * row).expect("it has so many rows");
+    rig.rig.group.read(&beyond, &mut bytes).expect("it ran");
+    assert!(bytes.iter().all(|byte| *byte == SPOILT), "{what}");
+}
+
 /// A dispatch that is refused changes nothing about the handle that it was to fill: the backward pass
 /// still needs gradients of all tokens that were sent.
 pub fn a_refused_dispatch_changes_no_handle<T: TestBackend>() {
@@ -148,11 +165,8 @@ pub fn gradients_of_fewer_tokens_than_were_sent_are_a_fault<T: TestBackend>() {
         rig.rig.meet("the forward pass has ended");
         let number = back.replay(rig.rig.group.stream()).expect("it is current");
         let fault = fault(&rig, number);
-        let mut grads = vec![0; 6 * case.sum_bytes()];
-        let from = rig.layer(0).tokens.slice();
-        rig.rig.group.read(&from, &mut grads).expect("it ran");
-        let beyond = &grads[few * case.sum_bytes()..];
-        assert!(beyond.iter().all(|byte| *byte == SPOILT), "gradients nobody gave memory for");
+        let grads = rig.layer(0).tokens.slice();
+        assert_spoilt(&rig, &grads, few..6, "gradients nobody gave memory for");
         fault
     });
     assert_eq!(faults, vec![(CULPRIT as u32, FaultKind::TooManyTokens as u8); 2]);
@@ -177,10 +191,8 @@ pub fn gradients_of_fewer_rows_than_were_received_are_a_fault<T: TestBackend>() 
         backward(&program, &mut step, 6, rows).expect("it is queued");
         let number = step.finish().expect("it is queued").number.expect("it runs");
         let fault = fault(&rig, number);
-        let mut grads = vec![0; before * case.sum_bytes()];
-        rig.rig.group.read(&rig.layer(0).rows.slice(), &mut grads).expect("it ran");
-        let beyond = &grads[rows * case.sum_bytes()..];
-        assert!(beyond.iter().all(|byte| *byte == SPOILT), "rows nobody gave memory for");
+        let grads = rig.layer(0).rows.slice();
+        assert_spoilt(&rig, &grads, rows..before, "rows nobody gave memory for");
         fault
     });
     assert_eq!(faults, vec![(CULPRIT as u32, FaultKind::TooManyTokens as u8); 2]);
