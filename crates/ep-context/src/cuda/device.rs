@@ -13,7 +13,6 @@ use super::driver::{
 };
 use super::graveyard::Graveyard;
 use super::module::KernelCache;
-use super::staging::StagingPool;
 use super::stream::StreamInner;
 use crate::backend::BackendError;
 use crate::keepsake::reclaim;
@@ -183,7 +182,6 @@ pub(super) struct Device {
     /// For what the backend itself queues and waits for; no work of a rank comes here.
     service: StreamHandle,
     pub(super) graveyard: Graveyard,
-    pub(super) staging: StagingPool,
     pub(super) kernels: KernelCache,
     streams: Mutex<Vec<Weak<StreamInner>>>,
     events: Mutex<Vec<EventHandle>>,
@@ -214,7 +212,6 @@ impl Device {
         }
         let device = Arc::new(Self::open(driver, ordinal)?);
         device.warm_up()?;
-        device.staging.fill(&device)?;
         devices.insert(ordinal, device.clone());
         Ok(device)
     }
@@ -237,7 +234,6 @@ impl Device {
             context,
             service: Handle(std::ptr::null_mut()),
             graveyard: Graveyard::default(),
-            staging: StagingPool::default(),
             kernels: KernelCache::default(),
             streams: Mutex::default(),
             events: Mutex::default(),

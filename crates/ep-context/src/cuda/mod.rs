@@ -16,7 +16,7 @@
 //! No destructor here calls the driver: it might run while its thread records, or while a rank spins
 //! on the device, and freeing memory waits for the device. Memory, streams, events and graphs that are
 //! dropped are given back at the next call of the same device that may wait anyway: every allocation
-//! and reservation, [`Backend::import`], [`Backend::stream`], [`Backend::instantiate`],
+//! and reservation, [`CudaBackend::new`], [`Backend::import`], [`Backend::stream`], [`Backend::instantiate`],
 //! [`Backend::load`] of a kernel that was not loaded before, and [`CudaBackend::collect`]. None of
 //! these gives anything back on a thread that records. Loaded kernels and the context stay for the
 //! life of the process.
@@ -111,7 +111,7 @@ pub use stream::CudaStream;
 use device::Device;
 use driver::Handle;
 use module::KernelCache;
-use staging::Staging;
+use staging::StagingArea;
 
 /// A GPU as one rank uses it. A clone is the same rank's.
 #[derive(Clone)]
@@ -122,12 +122,14 @@ pub struct CudaBackend {
 struct Inner {
     device: Arc<Device>,
     options: CudaOptions,
+    staging: Arc<StagingArea>,
     blocking_calls: AtomicU64,
 }
 
 impl CudaBackend {
     /// A rank on a GPU. The first on a GPU makes its primary context, unless the process has used it
-    /// before, and waits for it.
+    /// before, and waits for it. Each allocates 4 MiB of page-locked memory for its uploads, which may
+    /// wait for the device.
     ///
     /// # Errors
     ///
@@ -135,8 +137,10 @@ impl CudaBackend {
     /// lacks what is needed; [`BackendError::Driver`] for what the driver reports.
     pub fn new(options: CudaOptions) -> Result<Self, BackendError> {
         let device = Device::get(options.ordinal)?;
+        device.collect()?;
+        let staging = StagingArea::new(&device)?;
         let blocking_calls = AtomicU64::new(0);
-        Ok(Self { inner: Arc::new(Inner { device, options, blocking_calls }) })
+        Ok(Self { inner: Arc::new(Inner { device, options, staging, blocking_calls }) })
     }
 
     /// What the GPU is and can do.
@@ -308,7 +312,10 @@ impl Backend for CudaBackend {
         unsafe { launch::fill(stream, to, value, bytes, retained) }
     }
 
-    /// Waits for nothing, except that the first upload of its size may allocate memory to stage it.
+    /// Waits for nothing while the copies of this rank that are on their way have 4 MiB and 64 pieces of
+    /// 64 KiB in all, of which each upload takes at least one. Then it waits for the stream, which is a
+    /// blocking call; and if other streams of the rank hold them all, allocates more, which may wait for
+    /// the device. What fails may have queued some of the copies.
     unsafe fn upload(
         &self,
         stream: &CudaStream,
@@ -316,19 +323,28 @@ impl Backend for CudaBackend {
         data: &[u8],
         retained: &[Retained],
     ) -> Result<(), BackendError> {
-        stream.refuse_recording("upload", "a replay would read host bytes that are long gone")?;
-        if data.is_empty() {
-            return Ok(());
-        }
-        let staging = Arc::new(Staging::of(self.device(), data)?);
-        let from = staging.start();
+        let reason = "a replay would read host bytes that are long gone";
+        stream.refuse_recording("upload", reason)?;
         let mut held = retained.to_vec();
-        held.push(staging);
-        stream.submit("upload", &held, |driver, stream| {
-            // SAFETY: the target is valid by the caller's promise; the source, as long as the data,
-            // is held until the copy has run.
-            unsafe { driver.cuMemcpyHtoDAsync_v2(to, from, data.len(), stream) }
-        })
+        for (to, piece) in (to..).step_by(staging::PIECE).zip(data.chunks(staging::PIECE)) {
+            let area = &self.inner.staging;
+            let staging = match area.stage(piece) {
+                Some(staging) => staging,
+                None => {
+                    stream.wait("upload", reason, &self.inner.blocking_calls)?;
+                    area.stage(piece).map_or_else(|| area.stage_apart(piece), Ok)?
+                }
+            };
+            let from = staging.start();
+            held.push(Arc::new(staging));
+            stream.submit("upload", &held, |driver, stream| {
+                // SAFETY: the target is valid by the caller's promise; the source, as long as the piece,
+                // is held until the copy has run.
+                unsafe { driver.cuMemcpyHtoDAsync_v2(to, from, piece.len(), stream) }
+            })?;
+            held.pop();
+        }
+        Ok(())
     }
 
     unsafe fn download(

@@ -1,7 +1,9 @@
 //! Page-locked memory through which uploads go.
 //!
 //! A copy from ordinary host memory may wait for the stream before it, and with it for a peer. A copy
-//! from page-locked memory never does; it goes back to the pool when the copy has run.
+//! from page-locked memory never does. But to allocate such memory waits for the device, on which another
+//! rank may be waiting for this one: so every rank has its own, from the beginning, and an upload that
+//! finds none left waits for what this rank has queued, not for what others have.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -13,48 +15,69 @@ use super::memory::allocate_host;
 use crate::backend::BackendError;
 use crate::sync::lock;
 
-/// The most bytes that lie idle in the pool; what comes back beyond is given back to the driver.
-const IDLE_LIMIT: usize = 64 << 20;
-/// Pieces of the smallest size that are made in advance, so that a rank which uploads its tables while
-/// a kernel runs allocates nothing.
-const IN_ADVANCE: usize = 16;
-/// The smallest piece: most uploads are tables of a few hundred bytes.
-const SMALLEST: usize = 64 << 10;
+/// What one copy takes at most. Most uploads are tables of a few hundred bytes.
+pub(super) const PIECE: usize = 64 << 10;
+/// How many copies of a rank may be on their way: several for each buffer of a layer.
+const PIECES: usize = 64;
 
-#[derive(Debug, Default)]
-pub(super) struct StagingPool {
-    idle: Mutex<Vec<Pinned>>,
-}
-
+/// The page-locked memory of one rank.
 #[derive(Debug)]
-struct Pinned {
+pub(super) struct StagingArea {
+    device: Arc<Device>,
     start: Handle<c_void>,
-    bytes: usize,
+    /// Pieces that no copy reads.
+    idle: Mutex<Vec<usize>>,
 }
 
 /// A piece of page-locked memory with a copy of what is uploaded.
 #[derive(Debug)]
 pub(super) struct Staging {
-    device: Arc<Device>,
-    pinned: Option<Pinned>,
+    area: Arc<StagingArea>,
     start: Handle<c_void>,
+    /// Its number in the area; `None` if it has been allocated for this.
+    piece: Option<usize>,
+}
+
+impl StagingArea {
+    /// Allocates, which may wait for the device.
+    pub(super) fn new(device: &Arc<Device>) -> Result<Arc<Self>, BackendError> {
+        let start = allocate_host(device, "staging of uploads", PIECES * PIECE)?;
+        let idle = Mutex::new((0..PIECES).collect());
+        Ok(Arc::new(Self { device: device.clone(), start, idle }))
+    }
+
+    /// A copy of `data`, of at most [`PIECE`] bytes, if there is a piece for it.
+    pub(super) fn stage(self: &Arc<Self>, data: &[u8]) -> Option<Staging> {
+        let piece = lock(&self.idle).pop()?;
+        // SAFETY: the area has this piece.
+        let start = Handle(unsafe { self.start.0.byte_add(piece * PIECE) });
+        let staging = Staging { area: self.clone(), start, piece: Some(piece) };
+        staging.fill(data);
+        Some(staging)
+    }
+
+    /// A copy of `data`, of at most [`PIECE`] bytes, in memory that is allocated for it: may wait for the
+    /// device.
+    pub(super) fn stage_apart(self: &Arc<Self>, data: &[u8]) -> Result<Staging, BackendError> {
+        let start = allocate_host(&self.device, "staging of an upload", PIECE)?;
+        let staging = Staging { area: self.clone(), start, piece: None };
+        staging.fill(data);
+        Ok(staging)
+    }
+}
+
+impl Drop for StagingArea {
+    fn drop(&mut self) {
+        self.device.graveyard.bury(Grave::HostMemory(self.start));
+    }
 }
 
 impl Staging {
-    /// A copy of `data`. Allocates if no idle piece is large enough, which may wait for the device.
-    pub(super) fn of(device: &Arc<Device>, data: &[u8]) -> Result<Self, BackendError> {
-        let pinned = match device.staging.take(data.len()) {
-            Some(pinned) => pinned,
-            None => {
-                let bytes = data.len().next_power_of_two().max(SMALLEST);
-                Pinned { start: allocate_host(device, "staging of an upload", bytes)?, bytes }
-            }
-        };
-        let start = pinned.start;
-        // SAFETY: the piece has at least this length and belongs to this value alone: no copy that
-        // reads it is queued, since those that were held it until they had run.
-        unsafe { start.0.cast::<u8>().copy_from_nonoverlapping(data.as_ptr(), data.len()) };
-        Ok(Self { device: device.clone(), pinned: Some(pinned), start })
+    fn fill(&self, data: &[u8]) {
+        assert!(data.len() <= PIECE, "uploads go by pieces");
+        // SAFETY: a piece has at least this length and is this value's alone: no copy that reads it is
+        // queued, since each holds the value of its piece until it has run.
+        unsafe { self.start.0.cast::<u8>().copy_from_nonoverlapping(data.as_ptr(), data.len()) };
     }
 
     pub(super) fn start(&self) -> *const c_void {
@@ -64,40 +87,9 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if let Some(pinned) = self.pinned.take()
-            && let Some(pinned) = self.device.staging.put(pinned)
-        {
-            self.device.graveyard.bury(Grave::HostMemory(pinned.start));
+        match self.piece {
+            Some(piece) => lock(&self.area.idle).push(piece),
+            None => self.area.device.graveyard.bury(Grave::HostMemory(self.start)),
         }
-    }
-}
-
-impl StagingPool {
-    /// Makes pieces in advance.
-    pub(super) fn fill(&self, device: &Device) -> Result<(), BackendError> {
-        for _ in 0..IN_ADVANCE {
-            let start = allocate_host(device, "staging of uploads", SMALLEST)?;
-            lock(&self.idle).push(Pinned { start, bytes: SMALLEST });
-        }
-        Ok(())
-    }
-
-    /// The smallest idle piece that holds `bytes`.
-    fn take(&self, bytes: usize) -> Option<Pinned> {
-        let mut idle = lock(&self.idle);
-        let fitting = idle.iter().enumerate().filter(|(_, pinned)| pinned.bytes >= bytes);
-        let (at, _) = fitting.min_by_key(|(_, pinned)| pinned.bytes)?;
-        Some(idle.swap_remove(at))
-    }
-
-    /// Keeps a piece, or returns it if enough lie idle.
-    fn put(&self, pinned: Pinned) -> Option<Pinned> {
-        let mut idle = lock(&self.idle);
-        let held: usize = idle.iter().map(|pinned| pinned.bytes).sum();
-        if held + pinned.bytes > IDLE_LIMIT {
-            return Some(pinned);
-        }
-        idle.push(pinned);
-        None
     }
 }

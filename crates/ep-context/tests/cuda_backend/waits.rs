@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
 use ep_context::backend::{MappedMemory, Memory};
-use ep_context::cuda::{CudaMapped, CudaMemory, CudaStream};
+use ep_context::cuda::{CacheFolder, CudaMapped, CudaMemory, CudaStream};
 use ep_context::signal::{AttentionBlock, ControlBlock, HostControl, WaitParams};
 use ep_context::{
-    Backend, Deadlines, Fault, FaultKind, Kernel, KernelSource, LaunchShape, Phase, Rank, Retained,
+    Backend, CudaBackend, CudaOptions, Deadlines, Fault, FaultKind, Kernel, KernelSource, LaunchShape, Phase, Rank, Retained,
     Specialization,
 };
 use graph_ep_kernels::probes;
@@ -175,6 +175,29 @@ fn uploads_do_not_wait_for_a_kernel_that_waits() {
     pair.gpu.write(pair.words.address(), &[1_u32]);
     assert_eq!(pair.outcome(0), None);
     assert_eq!(pair.gpu.read(memory.address(), 1024), [8; 1024]);
+}
+
+#[test]
+fn uploads_wait_for_no_kernel_of_another_rank() {
+    let Some(pair) = Pair::find("uploads_wait_for_no_kernel_of_another_rank") else { return };
+    // More than a rank has page-locked memory, so that it waits for its own.
+    const WORDS: usize = 3 << 20;
+    let memory = pair.gpu.words(&vec![0; WORDS]);
+    let options = CudaOptions::new(0).with_cache(CacheFolder::at(pair.gpu.cache.path()));
+    let other = CudaBackend::new(options).expect("a second rank");
+    let stream = other.stream("other").expect("a stream");
+    pair.meet(0, 1, false);
+    let data: Vec<u32> = (0..).take(WORDS).collect();
+    let bytes = bytemuck::cast_slice(&data);
+    // SAFETY: the memory lives until the stream is idle.
+    unsafe { other.upload(&stream, memory.address(), bytes, &[]) }.expect("queued");
+    let mut there = vec![0; WORDS];
+    let into = bytemuck::cast_slice_mut(&mut there);
+    // SAFETY: the memory has this length, and nothing else writes it.
+    unsafe { other.download(&stream, memory.address(), into) }.expect("it ran");
+    pair.gpu.write(pair.words.address(), &[1_u32]);
+    assert_eq!(pair.outcome(0), None, "the kernel was waited for");
+    assert_eq!(there, data);
 }
 
 #[test]
