@@ -400,6 +400,15 @@ impl Device {
     /// before is given back when this returns, also if another thread does it. Does nothing on a thread
     /// that records, nor in a destructor that this runs.
     pub(super) fn collect(&self) -> Result<(), BackendError> {
+        self.give_back(true)
+    }
+
+    /// The same without memory, so that it waits for no work of the device.
+    pub(super) fn collect_all_but_memory(&self) -> Result<(), BackendError> {
+        self.give_back(false)
+    }
+
+    fn give_back(&self, memory: bool) -> Result<(), BackendError> {
         self.enter(|driver| {
             self.graveyard.end_orphaned_recordings(driver);
             if thread_records() {
@@ -413,7 +422,7 @@ impl Device {
                     stream.reap(driver);
                 }
                 reclaim();
-                self.graveyard.clear(self, driver);
+                self.graveyard.clear(self, driver, memory);
             })?)
         })
     }

@@ -2,8 +2,8 @@
 //!
 //! A destructor calls no driver: it may run while its thread records, where such a call would break
 //! the recording, or while a rank spins on the device, where a call that waits for the device would
-//! wait for that rank. So what a destructor leaves is buried here, and the dead are given back at the
-//! points where the backend may wait anyway; see [`super`].
+//! wait for that rank. So what a destructor leaves is buried here, and the dead are given back by later
+//! calls: memory, whose end waits for the device, by those that may wait for it anyway; see [`super`].
 
 use std::ffi::c_void;
 use std::mem;
@@ -64,10 +64,10 @@ impl Graveyard {
         lock(&self.graves).append(&mut graves);
     }
 
-    /// Gives back what can be: everything but streams whose work still runs. The context is current
-    /// and the calling thread does not record; one thread at a time does this, since others would not
-    /// find what it has in hand.
-    pub(super) fn clear(&self, device: &Device, driver: &Driver) {
+    /// Gives back what can be: everything but streams whose work still runs, and memory unless `memory` is
+    /// asked for too. The context is current and the calling thread does not record; one thread at a time
+    /// does this, since others would not find what it has in hand.
+    pub(super) fn clear(&self, device: &Device, driver: &Driver, memory: bool) {
         let mut waiting = Vec::new();
         // What a stream's work used may be buried in turn when the stream goes.
         loop {
@@ -76,7 +76,11 @@ impl Graveyard {
                 break;
             }
             for grave in graves {
-                waiting.extend(grave.give_back(device, driver));
+                if memory || !grave.is_memory() {
+                    waiting.extend(grave.give_back(device, driver));
+                } else {
+                    waiting.push(grave);
+                }
             }
         }
         lock(&self.graves).append(&mut waiting);
@@ -84,6 +88,11 @@ impl Graveyard {
 }
 
 impl Grave {
+    /// Whether to give it back waits for all work of the device.
+    fn is_memory(&self) -> bool {
+        matches!(self, Grave::Memory(_) | Grave::HostMemory(_) | Grave::Reservation { .. })
+    }
+
     /// Returns itself if its time has not come.
     fn give_back(self, device: &Device, driver: &Driver) -> Option<Self> {
         let outcome = match self {

@@ -14,12 +14,12 @@
 //! # What is dropped
 //!
 //! No destructor here calls the driver: it might run while its thread records, or while a rank spins
-//! on the device, and freeing memory waits for the device. Memory, streams, events and graphs that are
-//! dropped are given back at the next call of the same device that may wait anyway: every allocation
-//! and reservation, [`CudaBackend::new`], [`Backend::import`], [`Backend::stream`], [`Backend::instantiate`],
-//! [`Backend::load`] of a kernel that was not loaded before, and [`CudaBackend::collect`]. None of
-//! these gives anything back on a thread that records. Loaded kernels and the context stay for the
-//! life of the process.
+//! on the device, and freeing memory waits for the device. What is dropped is given back by later calls
+//! of the same device: memory by those that may wait anyway, which are every allocation and reservation,
+//! [`CudaBackend::new`], [`Backend::import`], [`Backend::load`] of a kernel that was not loaded before, and
+//! [`CudaBackend::collect`]; streams, events and graphs by these, by [`Backend::stream`] and by
+//! [`Backend::instantiate`]. None of these gives anything back on a thread that records. Loaded kernels
+//! and the context stay for the life of the process.
 //!
 //! Work that is queued holds what it retains until it has run. Nobody is told when that is, so it may
 //! be held longer: until a later operation of the stream finds it finished, the stream is waited for,
@@ -237,7 +237,7 @@ impl Backend for CudaBackend {
     type Mark = CudaMark;
 
     fn stream(&self, name: &str) -> Result<CudaStream, BackendError> {
-        self.collect()?;
+        self.device().collect_all_but_memory()?;
         CudaStream::create(self.device(), self.name_of(name))
     }
 
@@ -438,7 +438,8 @@ impl Backend for CudaBackend {
     }
 
     fn instantiate(&self, recording: CudaRecording) -> Result<CudaExecutable, BackendError> {
-        self.collect()?;
+        // Not memory: a rank that records again must not wait for one that has launched already.
+        self.device().collect_all_but_memory()?;
         CudaExecutable::instantiate(recording)
     }
 

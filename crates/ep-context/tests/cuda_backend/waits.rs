@@ -201,6 +201,34 @@ fn uploads_wait_for_no_kernel_of_another_rank() {
 }
 
 #[test]
+fn graphs_are_made_ready_while_memory_waits_to_be_given_back() {
+    let test = "graphs_are_made_ready_while_memory_waits_to_be_given_back";
+    let Some(pair) = Pair::find(test) else { return };
+    let (backend, stream) = (&pair.gpu.backend, &pair.streams[1]);
+    let memory = pair.gpu.words(&[0; 4]);
+    let dropped = (
+        backend.allocate(1 << 20).expect("memory"),
+        backend.allocate_mapped(1 << 20).expect("memory"),
+        backend.allocate_shared(1 << 20).expect("memory"),
+    );
+    pair.meet(0, 1, false);
+    drop(dropped);
+    let key = backend.begin_recording(stream).expect("begun");
+    let retained: [Retained; 1] = [memory.clone()];
+    // SAFETY: the graph retains the memory.
+    unsafe { backend.fill(stream, memory.address(), 1, 16, &retained) }.expect("recorded");
+    let graph = backend.instantiate(backend.end_recording(&key).expect("ended")).expect("made");
+    backend.replay(stream, &graph).expect("queued");
+    backend.synchronize(stream).expect("it ran");
+    assert_eq!(backend.uncollected(), 3, "memory waits for the device, and so waits itself");
+    pair.gpu.write(pair.words.address(), &[1_u32]);
+    assert_eq!(pair.outcome(0), None, "the kernel was waited for");
+    backend.collect().expect("collected");
+    assert_eq!(backend.uncollected(), 0);
+    assert_eq!(pair.gpu.read(memory.address(), 4), [0x0101_0101; 4]);
+}
+
+#[test]
 fn a_peer_that_does_not_come_is_named_and_told() {
     let Some(pair) = Pair::find("a_peer_that_does_not_come_is_named_and_told") else { return };
     pair.host(0).set_deadline(Phase::Dispatch, Duration::from_millis(20));
