@@ -1,9 +1,9 @@
 //! Page-locked memory through which uploads go.
 //!
 //! A copy from ordinary host memory may wait for the stream before it, and with it for a peer. A copy
-//! from page-locked memory never does. But to allocate such memory waits for the device, on which another
-//! rank may be waiting for this one: so every rank has its own, from the beginning, and an upload that
-//! finds none left waits for what this rank has queued, not for what others have.
+//! from page-locked memory never does. But to free such memory waits for the device, and to allocate it
+//! may, while another rank on it waits for this one. So every rank has its own, from the beginning, and an
+//! upload that finds none left waits for what this rank has queued, not for what others have.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};

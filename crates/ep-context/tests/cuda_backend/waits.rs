@@ -9,8 +9,8 @@ use ep_context::backend::{MappedMemory, Memory};
 use ep_context::cuda::{CacheFolder, CudaMapped, CudaMemory, CudaStream};
 use ep_context::signal::{AttentionBlock, ControlBlock, HostControl, WaitParams};
 use ep_context::{
-    Backend, CudaBackend, CudaOptions, Deadlines, Fault, FaultKind, Kernel, KernelSource, LaunchShape, Phase, Rank, Retained,
-    Specialization,
+    Backend, CudaBackend, CudaOptions, Deadlines, Fault, FaultKind, Kernel, KernelSource,
+    LaunchShape, Phase, Rank, Retained, Specialization,
 };
 use graph_ep_kernels::probes;
 
