@@ -167,7 +167,11 @@ struct Combine {
                 combine::Stream{c, parts}.run(combine::Partials(c));
             }
             if (receives && acquire()) {
-                combine::Stream{c, parts}.run(combine::Sums(c));
+                const combine::Sums sums(c);
+                if (sends && !pushes && c.p.senders != 0) {
+                    sums.hold_back();
+                }
+                combine::Stream{c, parts}.run(sums);
             }
             return;
         }
