@@ -111,23 +111,70 @@ __device__ __forceinline__ void annotate_rest(const Geometry &g, const HandlePar
 struct Padding {
     u32 begin;
     u32 end;
+
+    __device__ __forceinline__ u32 rows() const { return end - begin; }
+};
+
+// A row of padding: its number among those of `experts` experts, from `first` on.
+struct Padded {
+    u32 first;
+    u32 experts;
+    u32 number;
+};
+
+// The padding of experts that follow each other, of whom each lane of a warp has a part of equally many. Sums
+// over parts say with one look in which of them a row is. The whole warp calls this.
+template <typename PaddingOf>
+class PaddingParts {
+  public:
+    __device__ __forceinline__ PaddingParts(const PaddingOf &padding_of, u32 first, u32 experts)
+        : first_(first), end_(first + experts), width_((experts + WARP - 1) / WARP) {
+        const u32 begin = first_ + scan::lane() * width_;
+        for (u32 expert = begin; expert < min(begin + width_, end_); ++expert) {
+            rows_ += padding_of(expert).rows();
+        }
+        upto_ = scan::warp_inclusive(rows_);
+    }
+
+    // Rows of all.
+    __device__ __forceinline__ u32 rows() const { return __shfl_sync(WHOLE, upto_, WARP - 1); }
+
+    // The part that row `number` is in. There are more rows than that.
+    __device__ __forceinline__ Padded part_of(u32 number) const {
+        const u32 part = __popc(__ballot_sync(WHOLE, upto_ <= number));
+        const u32 first = first_ + part * width_;
+        return Padded{first, min(width_, end_ - first),
+                      number - __shfl_sync(WHOLE, upto_ - rows_, part)};
+    }
+
+  private:
+    u32 first_;
+    u32 end_;
+    u32 width_;
+    // Of this lane's part; of all parts up to it.
+    u32 rows_ = 0;
+    u32 upto_;
 };
 
 // Whatever `clear(row)` does, done by a whole warp for each padding row of the window; `padding_of(expert)`
 // says where they are. The whole grid calls this.
+//
+// Sums over experts are nowhere written down, so every warp makes its own. It could share them with its block,
+// but would have to wait for warps that still bring rows.
 template <typename PaddingOf, typename Clear>
 __device__ __forceinline__ void for_each_padding(const Geometry &g, PaddingOf padding_of,
                                                  Clear clear) {
-    // An expert has fewer rows of it than the alignment. Neighbouring warps of a block take rows of
-    // different experts, and neighbouring blocks neighbouring warps.
-    const u64 most = u64(g.local_experts) * g.alignment;
+    const PaddingParts<PaddingOf> parts(padding_of, 0, g.local_experts);
+    const u32 all = parts.rows();
+    // Neighbouring blocks take neighbouring rows.
     const u32 first = threadIdx.x / WARP * gridDim.x + blockIdx.x;
-    for (u64 unit = first; unit < most; unit += rows::warps()) {
-        const Padding padding = padding_of(u32(unit / g.alignment));
-        const u32 row = padding.begin + u32(unit % g.alignment);
-        if (row < padding.end) {
-            clear(row);
+    for (u32 number = first; number < all; number += rows::warps()) {
+        Padded padded = parts.part_of(number);
+        while (padded.experts > 1) {
+            const PaddingParts<PaddingOf> within(padding_of, padded.first, padded.experts);
+            padded = within.part_of(padded.number);
         }
+        clear(padding_of(padded.first).begin + padded.number);
     }
 }
 
