@@ -48,6 +48,7 @@ pub enum Command {
     /// Run for long, under load, and compare every output on its device
     Soak(Box<SoakArgs>),
     /// Say what there is to run on: GPUs, driver, compiler, links, limits, and which modes will work
+    #[command(after_help = "Exit codes: 0 whatever was found; 2 bad arguments.")]
     Doctor,
     /// Compile the kernels of a configuration ahead of time, without a GPU
     Compile(CompileArgs),
@@ -166,6 +167,29 @@ mod tests {
     #[test]
     fn the_command_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// All commands, each with its path, those that hold others among them.
+    fn commands() -> Vec<(String, clap::Command)> {
+        let mut root = Cli::command();
+        root.build();
+        let mut found = vec![("graph-ep".to_owned(), root)];
+        let mut next = 0;
+        while let Some((path, command)) = found.get(next).cloned() {
+            let inner = command.get_subcommands().filter(|inner| inner.get_name() != "help");
+            found
+                .extend(inner.map(|inner| (format!("{path} {}", inner.get_name()), inner.clone())));
+            next += 1;
+        }
+        found
+    }
+
+    #[test]
+    fn every_help_says_what_exit_codes_mean() {
+        for (path, mut command) in commands().into_iter().skip(1) {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Exit codes: 0 "), "{path}: {help}");
+        }
     }
 
     #[test]

@@ -16,6 +16,10 @@ use crate::verdict::Verdict;
 
 /// Arguments of `graph-ep compile`.
 #[derive(Clone, Debug, PartialEq, Args)]
+#[command(
+    after_help = "Exit codes: 0 compiled and kept; 1 there is no compiler, a kernel does not compile, or \
+                  the folder takes none; 2 bad arguments."
+)]
 pub struct CompileArgs {
     /// The architecture, as NVRTC names it: sm_80, sm_90a, sm_100a
     #[arg(long, value_name = "ARCH", required = true, value_parser = architecture)]

@@ -35,6 +35,10 @@ pub enum BenchCommand {
 
 /// Arguments of `graph-ep bench show`.
 #[derive(Clone, Debug, PartialEq, Args)]
+#[command(
+    after_help = "Exit codes: 0 every result in it is verified; 1 one is not, or the plot could not be \
+                  written; 2 bad arguments or no report."
+)]
 pub struct ShowArgs {
     /// The report
     #[arg(value_name = "A.json")]
@@ -51,6 +55,11 @@ pub struct ShowArgs {
 
 /// Arguments of `graph-ep bench compare`.
 #[derive(Clone, Debug, PartialEq, Args)]
+#[command(
+    after_help = "Exit codes: 0 nothing is slower, beyond noise; 1 a result is, or was verified before and \
+                  is not now; 2 bad arguments or no report.\n\
+                  Results of one report only, and limits of the hardware, are shown and do not count."
+)]
 pub struct CompareArgs {
     /// The report that was written first
     #[arg(value_name = "A.json")]

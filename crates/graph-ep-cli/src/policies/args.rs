@@ -11,7 +11,9 @@ use crate::workload::Workload;
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(
     after_help = "Nothing runs: what a policy does follows from the routing alone. Without --trace and \
-                  --workload, the built-in trace and every workload are taken."
+                  --workload, the built-in trace and every workload are taken.\n\
+                  Exit codes: 0 judged; 1 a policy cannot be followed, or a file not be written; 2 bad \
+                  input or arguments."
 )]
 pub struct PoliciesArgs {
     /// Router decisions: safetensors files with `topk_idx`; of one name they are told apart by their places

@@ -9,14 +9,15 @@ use super::form::{MOST_DROPPING, MOST_RANKS, MOST_TOP_K};
 use super::rig::Sizes;
 use crate::args::{BackendChoice, Dtype, Mode, TransferChoice, number};
 
+/// What the help of every soak ends with.
+const AFTER_HELP: &str = "Inputs are made on the device, fresh in each step, and every output is compared \
+                          there with what it has to be, exactly.\n\
+                          Exit codes: 0 all is as it has to be; 1 an output differs, something was left \
+                          behind or a rank failed; 2 bad arguments.";
+
 /// Arguments of `graph-ep soak`.
 #[derive(Clone, Debug, PartialEq, Args)]
-#[command(
-    after_help = "Inputs are made on the device, fresh in each step, and every output is compared \
-                        there with what it has to be, exactly.\n\
-                        Exit codes: 0 all is as it has to be; 1 an output differs, something was left \
-                        behind or a rank failed; 2 bad arguments."
-)]
+#[command(after_help = AFTER_HELP)]
 pub struct SoakArgs {
     /// What to do for long.
     #[command(subcommand)]
@@ -111,6 +112,7 @@ pub struct SizeArgs {
 
 /// Arguments of `graph-ep soak replays`.
 #[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = AFTER_HELP)]
 pub struct ReplaysArgs {
     /// What happens when routing requires more rows than there are
     #[arg(long, value_enum, default_value_t)]
@@ -131,6 +133,7 @@ pub struct ReplaysArgs {
 
 /// Arguments of `graph-ep soak random`.
 #[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = AFTER_HELP)]
 pub struct RandomArgs {
     /// Groups
     #[arg(long, value_name = "N", default_value = "24", value_parser = number::positive)]
@@ -151,6 +154,7 @@ pub struct RandomArgs {
 
 /// Arguments of `graph-ep soak cycles`.
 #[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = AFTER_HELP)]
 pub struct CyclesArgs {
     /// Groups that are created, run and dropped, besides a tenth as many before anything is counted
     #[arg(long, value_name = "N", default_value = "1000", value_parser = number::positive)]
@@ -167,6 +171,7 @@ pub struct CyclesArgs {
 
 /// Arguments of `graph-ep soak phased`.
 #[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = AFTER_HELP)]
 pub struct PhasedArgs {
     /// Steps
     #[arg(long, value_name = "N", default_value = "4", value_parser = number::positive)]

@@ -9,6 +9,9 @@ use crate::args::number;
 
 /// Arguments of `graph-ep bench model`.
 #[derive(Clone, Debug, PartialEq, Args)]
+#[command(
+    after_help = "Exit codes: 0 laws were fitted; 2 bad arguments, no report, or too little in the reports."
+)]
 pub struct ModelArgs {
     /// Reports to fit laws to, of machines that are alike
     #[arg(value_name = "REPORT.json", required = true)]
