@@ -193,6 +193,30 @@ mod tests {
     }
 
     #[test]
+    fn a_help_names_no_option_that_the_command_lacks() {
+        for (path, mut command) in commands() {
+            let own: Vec<_> = command
+                .get_arguments()
+                .filter_map(|arg| arg.get_long())
+                .map(str::to_owned)
+                .collect();
+            let help = command.render_long_help().to_string();
+            let words: Vec<_> = help.split_whitespace().collect();
+            for (before, word) in std::iter::once(&"").chain(&words).zip(&words) {
+                let Some(option) = word.trim_start_matches(['[', '`', '(']).strip_prefix("--")
+                else {
+                    continue;
+                };
+                // An option behind the name of a command, `bench --ops`, is that one's.
+                let of_another = before.starts_with('`');
+                let end = option.find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+                let option = &option[..end.unwrap_or(option.len())];
+                assert!(of_another || own.iter().any(|one| one == option), "{path}: --{option}");
+            }
+        }
+    }
+
+    #[test]
     fn defaults_are_those_documented() {
         let expected = RunArgs {
             trace: None,

@@ -41,7 +41,7 @@ pub enum BackendChoice {
     /// GPUs if there are any, otherwise the host
     #[default]
     Auto,
-    /// On the CPU: each rank a thread, or a process with --processes
+    /// On the CPU
     Host,
     /// On NVIDIA GPUs, each rank on one; ranks beyond their number share them in turn
     Cuda,
