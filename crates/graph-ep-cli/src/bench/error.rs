@@ -29,6 +29,15 @@ pub enum BenchError {
         "there is nothing to fit in these reports: no verified exchange by this program, and no step"
     )]
     NothingToFit,
+    /// Sizes were given for which no law was found.
+    #[error(
+        "there is nothing to predict from in these reports: no {least} verified dispatches and no {least} \
+         verified combines that push rows of one layout among ranks with a GPU each"
+    )]
+    NothingToPredict {
+        /// What a law is fitted to, at least.
+        least: usize,
+    },
     /// NCCL moves bytes between GPUs.
     #[error("--against nccl needs GPUs, one for each of {ranks} ranks; there are {gpus}")]
     NoRival {
@@ -70,6 +79,7 @@ impl BenchError {
             | Self::Device(_)
             | Self::Nothing
             | Self::NothingToFit
+            | Self::NothingToPredict { .. }
             | Self::NoRival { .. }
             | Self::Setup(_)
             | Self::Read(_) => Verdict::BadInput,

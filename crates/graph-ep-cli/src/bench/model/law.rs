@@ -35,13 +35,16 @@ pub(super) struct Law {
     pub(super) experts: Option<f64>,
 }
 
+/// Points that a law is fitted to, at least.
+pub(super) const LEAST_POINTS: usize = 3;
+
 /// Fits after which points do not change sides any more, at the latest.
 const ROUNDS: usize = 16;
 
 impl Law {
-    /// The law of some points: terms, and microseconds. None of fewer than three.
+    /// The law of some points: terms, and microseconds. None of fewer than [`LEAST_POINTS`].
     pub(super) fn of(points: &[(Terms, f64)], form: Form) -> Option<Self> {
-        if points.len() < 3 {
+        if points.len() < LEAST_POINTS {
             return None;
         }
         if form == Form::Added {

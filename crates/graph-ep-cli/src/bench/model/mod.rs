@@ -23,7 +23,7 @@ use super::report::Report;
 use crate::output;
 use crate::verdict::Verdict;
 use cells::Rates;
-use law::Form;
+use law::{Form, LEAST_POINTS};
 use laws::Laws;
 use predict::Network;
 
@@ -46,6 +46,10 @@ fn render(args: &ModelArgs, reports: &[Report]) -> Result<String, BenchError> {
     let rates = fastest(reports);
     let network = Network { domain: args.domain, gbps: args.network };
     let predictions = predict::predict(&laws, &rates, &network, &args.wanted());
+    // Without sizes that somebody asked for, the laws are worth showing by themselves.
+    if predictions.is_empty() && !args.predict.is_empty() {
+        return Err(BenchError::NothingToPredict { least: LEAST_POINTS });
+    }
     let mut text = table::laws(&laws, &checked, &added);
     text.push_str(&table::steps(&steps));
     if args.points {
@@ -78,6 +82,7 @@ fn fastest(reports: &[Report]) -> Rates {
 mod tests {
     use super::cells::tests::lawful;
     use super::*;
+    use crate::bench::report::LayoutChoice;
 
     fn args() -> ModelArgs {
         ModelArgs {
@@ -109,6 +114,45 @@ mod tests {
         let mut alone = lawful();
         alone.limits.clear();
         assert_eq!(fastest(&[alone, lawful()]), one);
+    }
+
+    /// The same as a machine whose ranks share one GPU has measured it.
+    fn shared(flat: bool) -> Report {
+        let mut report = lawful();
+        for entry in &mut report.results {
+            entry.case.gpus = 1;
+            entry.case.ranks += 1;
+            if flat {
+                entry.case.layout = LayoutChoice::Flat;
+            }
+        }
+        report
+    }
+
+    #[test]
+    fn what_cannot_be_predicted_is_said() {
+        // Laws there are, but none of rows that are pushed from GPU to GPU.
+        let text = render(&args(), &[shared(false)]).unwrap();
+        assert!(text.contains("shared GPU"), "{text}");
+        for layout in ["by expert", "flat"] {
+            let said = format!("no prediction of rows {layout}: no 3 verified dispatches");
+            assert!(text.contains(&said), "{text}");
+        }
+        assert!(!text.contains("predicted:"), "{text}");
+
+        // Nor are there those that somebody has asked for.
+        let asked = ModelArgs { predict: vec![(Size::Ranks, vec![8])], ..args() };
+        let error = render(&asked, &[shared(false)]).unwrap_err();
+        assert!(matches!(error, BenchError::NothingToPredict { least: 3 }), "{error}");
+        assert_eq!(error.verdict(), Verdict::BadInput);
+
+        // One layout is not silent about the other.
+        let text = render(&asked, &[lawful(), shared(true)]).unwrap();
+        assert!(
+            text.contains("predicted:") && text.contains("no prediction of rows flat: "),
+            "{text}"
+        );
+        assert!(!text.contains("no prediction of rows by expert"), "{text}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::Cell;
 
 use super::cells::{HALVES, Kind, Rates, Way};
+use super::law::LEAST_POINTS;
 use super::laws::{Checked, Errors, Laws};
 use super::predict::{Further, Network, Prediction};
 use super::steps::StepLaw;
@@ -161,11 +162,27 @@ pub(super) fn points(checked: &[Checked]) -> String {
     format!("\nall: {}\n{table}\n", shapes.shared())
 }
 
-/// What was asked for.
+/// What was asked for, and why the rest of it is not there.
 pub(super) fn predictions(all: &[Prediction], rates: &Rates, network: &Network) -> String {
-    if all.is_empty() {
-        return String::new();
+    let mut text = String::new();
+    if !all.is_empty() {
+        text += &predicted(all, rates, network);
     }
+    for flat in [false, true] {
+        // Whatever there is of a layout there is for all sizes.
+        if !all.iter().any(|one| one.exchange.flat == flat) {
+            let _ = writeln!(
+                text,
+                "\nno prediction of rows {}: no {LEAST_POINTS} verified dispatches and no {LEAST_POINTS} \
+                 verified combines in these reports\nthat push such rows among ranks with a GPU each",
+                layout_name(flat)
+            );
+        }
+    }
+    text
+}
+
+fn predicted(all: &[Prediction], rates: &Rates, network: &Network) -> String {
     let mut table = new_table();
     table.set_header(
         ["layout"].map(Cell::new).into_iter().chain(
@@ -190,7 +207,7 @@ pub(super) fn predictions(all: &[Prediction], rates: &Rates, network: &Network) 
             Further::Shared => "~ ",
             Further::Unknown => ">= ",
         };
-        let mut row = vec![Cell::new(if exchange.flat { "flat" } else { "by expert" })];
+        let mut row = vec![Cell::new(layout_name(exchange.flat))];
         for size in [exchange.ranks, exchange.experts, exchange.top_k, one.hidden, exchange.tokens]
         {
             row.push(right(size.to_string()));
@@ -214,10 +231,14 @@ fn us(us: f64) -> String {
     if us < 100.0 { format!("{us:.1}") } else { format!("{us:.0}") }
 }
 
+fn layout_name(flat: bool) -> &'static str {
+    if flat { "flat" } else { "by expert" }
+}
+
 fn kind_name(kind: Kind) -> String {
     format!(
         "{}, {}{}",
-        if kind.flat { "flat" } else { "by expert" },
+        layout_name(kind.flat),
         if kind.way == Way::Push { "push" } else { "pull" },
         if kind.shared { ", shared GPU" } else { "" }
     )
