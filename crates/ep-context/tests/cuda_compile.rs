@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use ep_context::cuda::{compile, nvrtc_version};
+use ep_context::cuda::{architectures, compile, compiles_for, nvrtc_version};
 use ep_context::signal::{AttentionBlock, ControlBlock, WaitParams};
 use ep_context::{BackendError, FaultKind, KernelSource, Phase, Specialization};
 use graph_ep_kernels::{HEADERS, layouts, probes};
@@ -65,8 +65,28 @@ fn constants_reach_the_compiler_and_its_messages_the_caller() {
             other => panic!("expected a failure, not {other:?}"),
         }
     }
-    let unknown = compile(&source, &Specialization::new(), "sm_1");
-    assert!(matches!(unknown, Err(BackendError::Unavailable { .. })), "{unknown:?}");
+}
+
+#[test]
+fn architectures_are_told_from_what_is_none() {
+    if !nvrtc_is_there("architectures_are_told_from_what_is_none") {
+        return;
+    }
+    let all = architectures().expect("a list");
+    for architecture in ARCHITECTURES {
+        assert!(all.iter().any(|one| one == architecture), "{architecture} in {all:?}");
+        assert!(compiles_for(architecture).expect("an answer"), "{architecture}");
+    }
+    // No such chip, a suffix that the chip has not, and what is no name.
+    for architecture in
+        ["sm_1", "sm_99", "sm_80a", "sm_90f", "sm_090", "sm_90aa", "90", "", "sm_80\0"]
+    {
+        assert!(!compiles_for(architecture).expect("an answer"), "{architecture}");
+        assert!(!all.iter().any(|one| one == architecture), "{architecture} in {all:?}");
+        let source = KernelSource { file: "probe.cu", text: "", headers: &[] };
+        let refused = compile(&source, &Specialization::new(), architecture);
+        assert!(matches!(refused, Err(BackendError::Unavailable { .. })), "{refused:?}");
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! `graph-ep compile`: compiles the kernels of a configuration before a rank needs them.
 
 use clap::Args;
-use graph_ep::ep_context::cuda::CacheFolder;
+use graph_ep::ep_context::cuda::{
+    CacheFolder, OLDEST_CAPABILITY, architectures, compiles_for, nvrtc_version,
+};
 use graph_ep::ep_context::{KernelSource, Specialization};
 use graph_ep::synthetic::SyntheticExpertKernel;
 use graph_ep::token_dispatch::{device_kernels, specialization};
@@ -18,10 +20,11 @@ use crate::verdict::Verdict;
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(
     after_help = "Exit codes: 0 compiled and kept; 1 there is no compiler, a kernel does not compile, or \
-                  the folder takes none; 2 bad arguments."
+                  the folder takes none; 2 bad arguments, an architecture that the compiler does not know \
+                  among them."
 )]
 pub struct CompileArgs {
-    /// The architecture, as NVRTC names it: sm_80, sm_90a, sm_100a
+    /// The architecture, as NVRTC names it: sm_80, sm_90a, sm_100a; at least sm_80
     #[arg(long, value_name = "ARCH", required = true, value_parser = architecture)]
     pub arch: Vec<String>,
 
@@ -46,20 +49,64 @@ pub struct CompileArgs {
     pub without_counters: bool,
 }
 
+/// The name of an architecture as far as it can be told without a compiler.
 fn architecture(text: &str) -> Result<String, NumberError> {
-    let known = text.strip_prefix("sm_").is_some_and(|rest| {
+    let capability = text.strip_prefix("sm_").and_then(|rest| {
         let digits = rest.trim_end_matches(['a', 'f']);
-        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+        let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
+        digits.parse::<u32>().ok().filter(|_| all_digits)
     });
-    if known { Ok(text.to_owned()) } else { Err(NumberError::Architecture) }
+    match capability {
+        Some(OLDEST_CAPABILITY..) => Ok(text.to_owned()),
+        _ => Err(NumberError::Architecture),
+    }
 }
 
-/// Compiles every kernel for every architecture that `args` name. Needs NVRTC and no GPU.
+/// Why kernels were not compiled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompileError {
+    /// The compiler does not know the architecture.
+    #[error(
+        "--arch {arch} is none that NVRTC {}.{} compiles for; those are {}",
+        version.0, version.1, known.join(", ")
+    )]
+    Architecture {
+        /// What was asked for.
+        arch: String,
+        /// The compiler's version, major and minor.
+        version: (i32, i32),
+        /// What it compiles for.
+        known: Vec<String>,
+    },
+    /// The compiler or the folder refused.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+impl CompileError {
+    /// How it is told to the shell.
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Self::Architecture { .. } => Verdict::BadInput,
+            Self::Backend(_) => Verdict::Failed,
+        }
+    }
+}
+
+/// Compiles every kernel for every architecture that `args` name, none if one of these is unknown. Needs
+/// NVRTC and no GPU.
 ///
 /// # Errors
 ///
-/// What the compiler or the folder refuses.
-pub fn run(args: &CompileArgs) -> Result<Verdict, BackendError> {
+/// [`CompileError`]: what the compiler or the folder refuses.
+pub fn run(args: &CompileArgs) -> Result<Verdict, CompileError> {
+    for arch in &args.arch {
+        if !compiles_for(arch)? {
+            let ((_, version), known) = (nvrtc_version()?, architectures()?);
+            return Err(CompileError::Architecture { arch: arch.clone(), version, known });
+        }
+    }
     let folder = CacheFolder::from_environment();
     let kernels = kernels(args);
     for arch in &args.arch {
@@ -163,6 +210,17 @@ mod tests {
         for loaded in loaded {
             assert_compiled_ahead(&loaded, Dtype::Bf16);
             assert_eq!(loaded.len(), limits::ALL.len(), "no more is compiled than is loaded");
+        }
+    }
+
+    #[test]
+    fn names_are_of_architectures_that_kernels_are_written_for() {
+        for name in ["sm_80", "sm_90a", "sm_100f", "sm_121"] {
+            assert_eq!(architecture(name).as_deref(), Ok(name));
+        }
+        for name in ["", "sm_", "sm_a", "sm_1", "sm_75", "sm_+90", "sm_90 ", "90", "sm_99999999999"]
+        {
+            assert_eq!(architecture(name), Err(NumberError::Architecture), "{name}");
         }
     }
 

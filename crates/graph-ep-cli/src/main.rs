@@ -12,11 +12,12 @@ use clap::Parser;
 use graph_ep::ep_context::error::chain;
 use graph_ep_cli::args::{Cli, Command};
 use graph_ep_cli::bench::{self, BenchError, nccl};
+use graph_ep_cli::compile::{self, CompileError};
 use graph_ep_cli::policies::{self, PoliciesError};
 use graph_ep_cli::run::{self, RunError};
 use graph_ep_cli::soak::{self, SoakError};
 use graph_ep_cli::verdict::Verdict;
-use graph_ep_cli::{compile, doctor, output};
+use graph_ep_cli::{doctor, output};
 use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
             trace_to_stderr(args.common().verbose);
             concluded(soak::run(&args), SoakError::verdict)
         }
-        Command::Compile(args) => concluded(compile::run(&args), |_| Verdict::Failed),
+        Command::Compile(args) => concluded(compile::run(&args), CompileError::verdict),
     };
     verdict.into()
 }

@@ -1,6 +1,7 @@
 //! What the program does with input that it cannot run: one line that names the culprit on stderr,
 //! nothing on stdout, and exit code 2.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -92,6 +93,39 @@ fn a_soak_of_which_no_group_can_be_made() {
     }
     let left = std::fs::read_dir(folder.path()).expect("the folder is there").count();
     assert_eq!(left, 0, "nothing is written by a soak that does not begin");
+}
+
+#[test]
+fn architectures_that_there_are_not() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let compile = |arch| {
+        let sizes =
+            ["--hidden", "64", "--top-k", "2", "--ranks", "2", "--arch", "sm_80", "--arch", arch];
+        refused_by("compile", folder.path(), &sizes)
+    };
+    for arch in ["sm_1", "sm_75", "90a", "sm_"] {
+        let stderr = compile(arch);
+        let said = format!(
+            "invalid value '{arch}' for '--arch <ARCH>': it must be an architecture from sm_80"
+        );
+        assert!(stderr.contains(&said), "{stderr}");
+    }
+    // The rest only the compiler knows.
+    if let Err(error) = graph_ep::ep_context::cuda::nvrtc_version() {
+        let line = format!("architectures_that_there_are_not: half skipped: no NVRTC: {error}\n");
+        let _ = std::io::stderr().write_all(line.as_bytes());
+        return;
+    }
+    for arch in ["sm_99", "sm_80a", "sm_90aa", "sm_090"] {
+        let stderr = compile(arch);
+        assert!(
+            stderr.starts_with(&format!("error: --arch {arch} is none that NVRTC ")),
+            "{stderr}"
+        );
+        assert!(stderr.contains("those are sm_80, "), "{stderr}");
+        assert!(stderr.contains(", sm_90a, "), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
 }
 
 /// Settings are not to blame for a machine that is out of something, and the exit code does not say so.

@@ -121,7 +121,7 @@ impl<'a> Job<'a> {
             .map_err(&failed)?;
         program
             .compile(&options)
-            .map_err(|reason| failed(format!("{reason}\n{}", program.log())))?;
+            .map_err(|failure| failed(format!("{}\n{}", String::from(failure), program.log())))?;
         Ok(Compiled { cubin: program.cubin().map_err(&failed)?, log: program.log() })
     }
 }

@@ -63,6 +63,7 @@ use crate::backend::{
 };
 use crate::kernel::Kernel;
 
+mod architectures;
 mod cache;
 mod calls;
 mod clock;
@@ -91,6 +92,7 @@ mod shared;
 mod staging;
 mod stream;
 
+pub use architectures::{OLDEST_CAPABILITY, architectures, compiles_for};
 pub use cache::CacheFolder;
 pub use clock::{CallTime, clock_calls};
 pub use compile::{Compiled, architecture, compile};

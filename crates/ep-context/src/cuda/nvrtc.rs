@@ -71,7 +71,7 @@ macro_rules! nvrtc_calls {
                 /// # Safety
                 ///
                 /// The contract of the library's call of this name.
-                unsafe fn $name(&self, $($arg: $ty),*) -> Result<(), String> {
+                unsafe fn $name(&self, $($arg: $ty),*) -> Result<(), Failure> {
                     // SAFETY: the caller's promise; the type of the function is right by `fill`.
                     let code = unsafe { (self.table.$name)($($arg),*) };
                     self.outcome(stringify!($name), code)
@@ -82,6 +82,8 @@ macro_rules! nvrtc_calls {
 }
 
 nvrtc_calls! {
+    nvrtcGetNumSupportedArchs(count: *mut c_int);
+    nvrtcGetSupportedArchs(numbers: *mut c_int);
     nvrtcVersion(major: *mut c_int, minor: *mut c_int);
     nvrtcCreateProgram(program: *mut sys::nvrtcProgram, text: *const c_char, name: *const c_char, count: c_int, headers: *const *const c_char, names: *const *const c_char);
     nvrtcCompileProgram(program: sys::nvrtcProgram, count: c_int, options: *const *const c_char);
@@ -90,6 +92,30 @@ nvrtc_calls! {
     nvrtcGetProgramLog(program: sys::nvrtcProgram, log: *mut c_char);
     nvrtcGetCUBINSize(program: sys::nvrtcProgram, bytes: *mut usize);
     nvrtcGetCUBIN(program: sys::nvrtcProgram, cubin: *mut c_char);
+}
+
+/// A call of the library that failed.
+pub(super) struct Failure {
+    /// The library's number for it.
+    code: c_uint,
+    /// The call, and what the library says.
+    reason: String,
+}
+
+impl Failure {
+    /// Whether it is the options or the text that the compiler does not take, rather than itself or the
+    /// machine that is at fault.
+    pub(super) fn is_of_input(&self) -> bool {
+        [sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION, sys::nvrtcResult::NVRTC_ERROR_COMPILATION]
+            .iter()
+            .any(|result| *result as c_uint == self.code)
+    }
+}
+
+impl From<Failure> for String {
+    fn from(failure: Failure) -> Self {
+        failure.reason
+    }
 }
 
 /// The compiler, loaded.
@@ -156,7 +182,18 @@ impl Nvrtc {
         &self.place
     }
 
-    fn outcome(&self, call: &'static str, code: c_uint) -> Result<(), String> {
+    /// The compute capabilities of its architectures, ten times the major version and the minor one.
+    pub(super) fn capabilities(&self) -> Result<Vec<c_int>, String> {
+        let mut count = 0;
+        // SAFETY: the place is valid.
+        unsafe { self.nvrtcGetNumSupportedArchs(&raw mut count)? };
+        let mut numbers = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: the place has as many numbers as the library has just said that it writes.
+        unsafe { self.nvrtcGetSupportedArchs(numbers.as_mut_ptr())? };
+        Ok(numbers)
+    }
+
+    fn outcome(&self, call: &'static str, code: c_uint) -> Result<(), Failure> {
         if code == 0 {
             return Ok(());
         }
@@ -168,7 +205,7 @@ impl Nvrtc {
             // SAFETY: the strings are constants of the library, which is never unloaded.
             unsafe { CStr::from_ptr(text) }.to_string_lossy()
         };
-        Err(format!("{call} failed with {text} ({code})"))
+        Err(Failure { code, reason: format!("{call} failed with {text} ({code})") })
     }
 }
 
@@ -260,7 +297,7 @@ impl<'a> Program<'a> {
         Ok(Self { nvrtc, handle })
     }
 
-    pub(super) fn compile(&self, options: &[CString]) -> Result<(), String> {
+    pub(super) fn compile(&self, options: &[CString]) -> Result<(), Failure> {
         let (count, options) = pointers(options);
         // SAFETY: the program is this value's, and the list has as many texts as the count says.
         unsafe { self.nvrtc.nvrtcCompileProgram(self.handle, count, start(&options)) }
@@ -294,8 +331,8 @@ impl<'a> Program<'a> {
 
     fn bytes(
         &self,
-        size: impl FnOnce(*mut usize) -> Result<(), String>,
-        fill: impl FnOnce(*mut c_char) -> Result<(), String>,
+        size: impl FnOnce(*mut usize) -> Result<(), Failure>,
+        fill: impl FnOnce(*mut c_char) -> Result<(), Failure>,
     ) -> Result<Vec<u8>, String> {
         let mut length = 0;
         size(&raw mut length)?;

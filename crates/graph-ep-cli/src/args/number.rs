@@ -2,6 +2,8 @@
 
 use std::num::{ParseFloatError, ParseIntError};
 
+use graph_ep::ep_context::cuda::OLDEST_CAPABILITY;
+
 /// The largest `--alignment`, the most rows of an expert that a kernel's tile takes.
 const MAX_ALIGNMENT: usize = 256;
 
@@ -51,8 +53,8 @@ pub enum NumberError {
     /// A row consists of whole units of 16 bytes.
     #[error("it must be a multiple of {HIDDEN_MULTIPLE} from {HIDDEN_MULTIPLE} to {MAX_HIDDEN}")]
     Hidden,
-    /// An architecture is one that NVRTC knows.
-    #[error("it must be an architecture such as sm_90a")]
+    /// An architecture has a name, and what kernels are written with.
+    #[error("it must be an architecture from sm_{OLDEST_CAPABILITY} on, such as sm_90a")]
     Architecture,
     /// A size in bytes is a whole number with an optional unit.
     #[error("it must be a whole number of bytes, or one followed by KiB, MiB or GiB")]
