@@ -39,13 +39,13 @@ impl fmt::Display for OverflowPolicy {
 /// How a [`StepRunner`](crate::StepRunner) runs steps and recovers them.
 #[derive(Clone, Copy, Debug)]
 pub struct RecoverySettings {
-    pub(crate) overflow: OverflowPolicy,
-    pub(crate) growth: GrowthPolicy,
-    pub(crate) adjustments: Adjustments,
-    pub(crate) shaping: RowShaping,
-    pub(crate) max_replays: u32,
-    pub(crate) max_rows: Option<u32>,
-    pub(crate) eager_max_rows: Option<u32>,
+    overflow: OverflowPolicy,
+    growth: GrowthPolicy,
+    adjustments: Adjustments,
+    shaping: RowShaping,
+    max_replays: u32,
+    max_rows: Option<u32>,
+    eager_max_rows: Option<u32>,
 }
 
 impl RecoverySettings {
@@ -113,6 +113,41 @@ impl RecoverySettings {
         self
     }
 
+    /// What to do about an overflow.
+    pub fn overflow(&self) -> OverflowPolicy {
+        self.overflow
+    }
+
+    /// How much to grow.
+    pub fn growth(&self) -> GrowthPolicy {
+        self.growth
+    }
+
+    /// Growing ahead and shrinking between steps, as far as it was asked for.
+    pub fn adjustments(&self) -> Adjustments {
+        self.adjustments
+    }
+
+    /// Whether growth makes the recorded graph stale.
+    pub fn shaping(&self) -> RowShaping {
+        self.shaping
+    }
+
+    /// How often one step is replayed before it runs eagerly.
+    pub fn max_replays(&self) -> u32 {
+        self.max_replays
+    }
+
+    /// The most rows that growth may reach; `None`: what the row set reserves.
+    pub fn max_rows(&self) -> Option<u32> {
+        self.max_rows
+    }
+
+    /// The most rows that an eager run may reach; `None`: what the row set reserves.
+    pub fn eager_max_rows(&self) -> Option<u32> {
+        self.eager_max_rows
+    }
+
     /// What must be equal on all ranks, in words. Limits may differ, as memory does.
     pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -128,5 +163,43 @@ impl RecoverySettings {
 impl Default for RecoverySettings {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_as_they_were_set() {
+        let plain = RecoverySettings::new();
+        assert_eq!(
+            (plain.overflow(), plain.growth()),
+            (OverflowPolicy::Recover, GrowthPolicy::default())
+        );
+        assert_eq!(
+            (plain.adjustments(), plain.shaping()),
+            (Adjustments::default(), RowShaping::Capacity)
+        );
+        assert_eq!(
+            (plain.max_replays(), plain.max_rows(), plain.eager_max_rows()),
+            (2, None, None)
+        );
+
+        let ahead = Adjustments { look_ahead: Some(1.5), ..Adjustments::default() };
+        let set = plain
+            .with_overflow(OverflowPolicy::Rounds)
+            .with_growth(GrowthPolicy::Exact)
+            .with_adjustments(ahead)
+            .with_shaping(RowShaping::DeviceCounted)
+            .with_max_replays(7)
+            .with_max_rows(64)
+            .with_eager_max_rows(128);
+        assert_eq!((set.overflow(), set.growth()), (OverflowPolicy::Rounds, GrowthPolicy::Exact));
+        assert_eq!((set.adjustments(), set.shaping()), (ahead, RowShaping::DeviceCounted));
+        assert_eq!(
+            (set.max_replays(), set.max_rows(), set.eager_max_rows()),
+            (7, Some(64), Some(128))
+        );
     }
 }

@@ -10,7 +10,7 @@ use token_dispatch::{DispatchError, Step, StepMode, StepOptions, StepRecord, Tok
 
 use crate::engine::{EngineGraph, StepSpec};
 use crate::error::OverflowError;
-use crate::growth::BetweenSteps;
+use crate::growth::{Adjustments, BetweenSteps};
 use crate::hooks::{NoHooks, RecoveryHooks};
 use crate::policy::{OverflowPolicy, RecoverySettings};
 use crate::report::{StepReport, StepTimes};
@@ -126,24 +126,28 @@ impl<B: Backend> StepRunner<B> {
         dispatcher: &TokenDispatcher<B>,
         stream: B::Stream,
         rows: RowSet<B>,
-        mut settings: RecoverySettings,
+        settings: RecoverySettings,
         source: Source<B>,
     ) -> Result<Self, OverflowError> {
-        if settings.overflow == OverflowPolicy::Rounds {
-            // With fewer a window may hold no token, and no step could be recorded any more.
-            let least = &mut settings.adjustments.min_rows;
-            *least = dispatcher.least_rows().max(*least);
-        }
+        let settings = match settings.overflow() {
+            OverflowPolicy::Rounds => {
+                // With fewer a window may hold no token, and no step could be recorded any more.
+                let asked = settings.adjustments();
+                let min_rows = dispatcher.least_rows().max(asked.min_rows);
+                settings.with_adjustments(Adjustments { min_rows, ..asked })
+            }
+            _ => settings,
+        };
         let rank = dispatcher.context().rank().index();
-        let between = BetweenSteps::new(settings.growth, settings.adjustments, rank)?;
-        let between = match settings.overflow {
+        let between = BetweenSteps::new(settings.growth(), settings.adjustments(), rank)?;
+        let between = match settings.overflow() {
             OverflowPolicy::Recover => between,
             _ => between.only_as_asked(),
         };
         let mut fields = settings.fields();
         fields.push(("runs_eagerly", source.refuses_eager().is_none().to_string()));
         dispatcher.context().agree("recovery settings", &fields)?;
-        let loops = settings.overflow == OverflowPolicy::Rounds;
+        let loops = settings.overflow() == OverflowPolicy::Rounds;
         Ok(Self {
             dispatcher: dispatcher.clone(),
             stream,
@@ -275,11 +279,11 @@ impl<B: Backend> StepRunner<B> {
     }
 
     fn limit(&self) -> u32 {
-        self.settings.max_rows.unwrap_or(u32::MAX).min(self.rows.max_rows())
+        self.settings.max_rows().unwrap_or(u32::MAX).min(self.rows.max_rows())
     }
 
     fn shaped_by_capacity(&self) -> bool {
-        self.settings.shaping == token_dispatch::RowShaping::Capacity
+        self.settings.shaping() == token_dispatch::RowShaping::Capacity
     }
 
     fn options(&self) -> StepOptions {
@@ -339,12 +343,12 @@ impl<B: Backend> StepRunner<B> {
 
 fn options(settings: &RecoverySettings) -> StepOptions {
     StepOptions::new()
-        .with_mode(match settings.overflow {
+        .with_mode(match settings.overflow() {
             OverflowPolicy::Rounds => StepMode::Rounds,
             _ => StepMode::Static,
         })
-        .with_shaping(settings.shaping)
-        .with_hold_on_overflow(settings.overflow == OverflowPolicy::Recover)
+        .with_shaping(settings.shaping())
+        .with_hold_on_overflow(settings.overflow() == OverflowPolicy::Recover)
 }
 
 /// How the steps of a runner are recorded.

@@ -59,7 +59,7 @@ impl<B: Backend> StepRunner<B> {
     }
 
     pub(super) fn eager_limit(&self) -> u32 {
-        self.settings.eager_max_rows.unwrap_or(u32::MAX).min(self.rows.max_rows())
+        self.settings.eager_max_rows().unwrap_or(u32::MAX).min(self.rows.max_rows())
     }
 
     /// Runs the step eagerly. What keeps this rank from queueing it ends the group.

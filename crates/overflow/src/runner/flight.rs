@@ -152,7 +152,7 @@ impl<B: Backend> StepRunner<B> {
         let direct = Queue::direct(self.dispatcher.context().backend(), &self.stream);
         self.dispatcher.resume(&direct)?;
         // Where steps hold nothing back, those behind have run.
-        if self.settings.overflow == OverflowPolicy::Recover {
+        if self.settings.overflow() == OverflowPolicy::Recover {
             self.flight.hold_behind();
         }
         Ok(())

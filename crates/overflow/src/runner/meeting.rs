@@ -98,14 +98,14 @@ impl Meeting {
     /// All have met. What was known of members that are known already goes on, but for their capacities,
     /// which somebody else may have changed as well.
     fn held(&mut self, told: &[Told], settings: &RecoverySettings) -> Result<(), OverflowError> {
-        let followed = if settings.adjustments.any() { told } else { &[] };
+        let followed = if settings.adjustments().any() { told } else { &[] };
         for (rank, told) in followed.iter().enumerate() {
             if let Some(member) = self.members.get_mut(rank) {
                 (member.capacity, member.limit) = (told.capacity, told.limit);
                 continue;
             }
-            let adjustments = Adjustments { min_rows: told.min_rows, ..settings.adjustments };
-            let between = BetweenSteps::new(settings.growth, adjustments, rank)?.only_as_asked();
+            let adjustments = Adjustments { min_rows: told.min_rows, ..settings.adjustments() };
+            let between = BetweenSteps::new(settings.growth(), adjustments, rank)?.only_as_asked();
             let (capacity, limit) = (told.capacity, told.limit);
             self.members.push(Member { between, capacity, limit });
         }
@@ -122,7 +122,7 @@ impl<B: Backend> StepRunner<B> {
         let own = Told {
             capacity: self.rows.capacity(),
             limit: self.limit(),
-            min_rows: self.settings.adjustments.min_rows,
+            min_rows: self.settings.adjustments().min_rows,
         };
         let deadline = context.deadlines().of(Phase::Agreement);
         let told = gather(context.rendezvous(), BEFORE, &own, deadline)?;

@@ -43,7 +43,7 @@ impl<B: Backend> StepRunner<B> {
             tally.recovered_rows += last.dropped;
             self.between.note(&last.required);
             let attempt = replays + 1;
-            let exhausted = attempt > self.settings.max_replays;
+            let exhausted = attempt > self.settings.max_replays();
             let prepared = if exhausted {
                 self.prepare_eager(&last, attempt)
             } else {
@@ -111,7 +111,7 @@ impl<B: Backend> StepRunner<B> {
         let refuse = |reason: String| Refusal { reason, required, budget: capacity, limit };
         let wanted = self
             .settings
-            .growth
+            .growth()
             .next_capacity(GrowthInput {
                 own_capacity: capacity,
                 own_required: required,

@@ -74,7 +74,7 @@ impl<B: Backend> StepRunner<B> {
         tally.times.first_run = start.elapsed();
         blocking_calls += backend.blocking_calls() - calls_before;
         let (mut kept, mut refused) = (first.clone(), None);
-        let outcome = match (first.first_over, self.settings.overflow) {
+        let outcome = match (first.first_over, self.settings.overflow()) {
             // Rounds leave nothing over.
             (None, _) | (Some(_), OverflowPolicy::Rounds) => Outcome::Clean,
             (Some(_), OverflowPolicy::Drop) => Outcome::Dropped,
