@@ -1,11 +1,9 @@
 //! Which types may be given to another thread, and which may be used by several at once.
 
-use graph_ep::ep_context::PlannedGrowth;
-use graph_ep::token_dispatch::{Follower, Records};
 use graph_ep::{
-    Backend, Buffer, DeviceSlice, EmbeddedStep, EpContext, ExpertParallel, Handle, HostBackend,
-    Lane, Launched, MoeLayer, Queue, Rendezvous, RowBuffer, RowSet, Step, StepGraph, StepPieces,
-    StepReport, StepRunner, ThreadGroup, TokenDispatcher,
+    Backend, Buffer, DeviceSlice, EmbeddedStep, EpContext, ExpertParallel, Follower, Handle,
+    HostBackend, Lane, Launched, MoeLayer, PlannedGrowth, Queue, Records, Rendezvous, RowBuffer,
+    RowSet, Step, StepGraph, StepPieces, StepReport, StepRunner, ThreadGroup, TokenDispatcher,
 };
 
 fn send<T: Send>() {}

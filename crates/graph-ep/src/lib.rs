@@ -2,7 +2,8 @@
 //!
 //! [`ExpertParallel`] is one rank's part in an expert-parallel group, with everything that a captured
 //! MoE layer needs. Below it lie the crates that it is made of, re-exported here: [`ep_context`],
-//! [`token_dispatch`], [`graph_capture`] and [`overflow`].
+//! [`token_dispatch`], [`graph_capture`] and [`overflow`]. Every type that is in a signature of what is
+//! at the root here is at the root too, but for what only a new [`Backend`] is made of.
 
 mod builder;
 mod error;
@@ -15,22 +16,35 @@ pub use error::Error;
 pub use layer::{ExpertParallel, MoeLayer, Received};
 pub use report::{MemoryEntry, MemoryReport};
 
-pub use ep_context::rendezvous::{Rendezvous, ThreadGroup};
+pub use ep_context::account::Charge;
+pub use ep_context::backend::Update;
+pub use ep_context::context::Suspended;
+pub use ep_context::host::{HostOptions, LoadedKernel};
+pub use ep_context::rendezvous::{
+    Gone, Rendezvous, RendezvousError, ThreadGroup, ThreadRendezvous,
+};
+pub use ep_context::signal::WaitParams;
+pub use ep_context::symmetric::SymmetricError;
 pub use ep_context::{
-    Backend, BackendError, Buffer, Deadlines, DeviceSlice, EpContext, Fault, HostBackend, Kernel,
-    LaunchShape, Phase, Queue, Rank, RowBuffer, RowSet,
+    Backend, BackendError, Buffer, ContextError, Deadlines, DeviceSlice, EpContext,
+    EpContextBuilder, Fault, FaultKind, HostBackend, Kernel, KernelSource, LaunchShape,
+    MemoryAccount, Phase, PlannedGrowth, Queue, Rank, Retained, RowBuffer, RowSet, RowShape,
+    Specialization, SymmetricBlock,
 };
 pub use graph_capture::{
     BodyError, CaptureError, EmbedOptions, EmbeddedStep, StepGraph, StepPieces,
 };
 pub use overflow::{
-    Adjustments, EngineGraph, GrowthPolicy, Launched, NoHooks, Outcome, OverflowError,
-    OverflowPolicy, RecoveryHooks, RecoverySettings, StepReport, StepRunner, StepSpec,
+    Adjustments, EngineGraph, GrowthError, GrowthPolicy, GrowthRefusal, Launched, NoHooks, Outcome,
+    OverflowError, OverflowPolicy, RecoveryHooks, RecoverySettings, Refusal, StepBody, StepReport,
+    StepRunner, StepSpec, StepTimes,
 };
 pub use token_dispatch::{
-    Combine, Counts, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane,
-    Layout, Payload, RoutingDependence, RowShaping, Step, StepMode, StepOptions, StepRecord,
-    TokenCount, TokenDispatcher, TopKIds, Transfer, Weighting,
+    Combine, CombineBackward, Counts, DType, Dispatch, DispatchBackward, DispatchConfig,
+    DispatchConfigBuilder, DispatchError, ExpertHome, ExpertMap, Follower, Handle, Lane,
+    LaunchOrder, Layout, Payload, Place, Records, RoundsBackward, RoutingDependence, RowShaping,
+    Step, StepMode, StepOptions, StepRecord, StepSummary, TokenCount, TokenDispatcher, TopKIds,
+    Transfer, Weighting,
 };
 
 pub use {ep_context, graph_capture, overflow, token_dispatch};
