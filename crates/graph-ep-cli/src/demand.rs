@@ -21,8 +21,9 @@ pub fn even_range(total: usize, parts: usize, part: usize) -> Range<usize> {
     at(part)..at(part + 1)
 }
 
-/// Rows of every rank's receive buffer at the start: `ceil(factor · (max_tokens · top_k))` in f64,
-/// rounded up to `alignment`, not clamped. `None` if that is beyond what can be addressed.
+/// Rows of every rank's receive buffer at the start, unless that is more than the [worst
+/// case](worst_case_rows): `ceil(factor · (max_tokens · top_k))` in f64, rounded up to `alignment`. `None`
+/// if that is beyond what can be addressed.
 pub fn initial_capacity_rows(
     factor: f64,
     max_tokens: usize,

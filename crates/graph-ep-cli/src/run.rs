@@ -209,15 +209,12 @@ impl Plan {
             value,
             limit: i32::MAX.unsigned_abs().into(),
         };
-        let initial =
+        let rows =
             demand::initial_capacity_rows(args.capacity_factor, tokens, top_k, args.alignment);
-        let initial_capacity = initial
-            .and_then(|rows| i32::try_from(rows).ok())
-            .ok_or_else(|| {
-                let rows = initial.map_or("beyond counting".to_owned(), |rows| rows.to_string());
-                too_large("the initial capacity in rows", rows)
-            })?
-            .unsigned_abs();
+        let rows = rows.filter(|rows| i32::try_from(*rows).is_ok()).ok_or_else(|| {
+            let rows = rows.map_or("beyond counting".to_owned(), |rows| rows.to_string());
+            too_large("the initial capacity in rows", rows)
+        })?;
         let worst_case_rows = demand::worst_case_rows(
             routing.tokens(),
             args.ranks,
@@ -227,6 +224,8 @@ impl Plan {
         )
         .filter(|rows| i32::try_from(*rows).is_ok())
         .ok_or_else(|| too_large("the worst case in rows", "2³¹ or more".to_owned()))?;
+        // Both fit, as was just seen.
+        let initial_capacity = rows.min(worst_case_rows) as u32;
         let local = routing.experts().div_ceil(args.ranks);
         let least = routing.top_k().min(local) * args.alignment;
         if args.mode == Mode::Rounds && (initial_capacity as usize) < least {
@@ -312,4 +311,27 @@ fn load(args: &RunArgs) -> Result<(Routing, Shards), RunError> {
 /// An error and its causes in one line.
 fn line(error: &(dyn Error + 'static)) -> String {
     graph_ep::ep_context::error::chain(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn plan(line: &str) -> Plan {
+        let words = ["graph-ep", "run"].into_iter().chain(line.split_whitespace());
+        let Command::Run(args) = Cli::parse_from(words).command else { panic!("another command") };
+        Plan::new(&args).expect("it can run")
+    }
+
+    #[test]
+    fn no_capacity_is_above_what_can_be_required() {
+        for line in ["--ranks 1", "--ranks 3 --capacity-factor 1000 --alignment 4"] {
+            let plan = plan(line);
+            assert_eq!(plan.initial_capacity as usize, plan.worst_case_rows, "{line}");
+        }
+        assert_eq!(plan("--ranks 8").initial_capacity, 640);
+    }
 }

@@ -11,8 +11,9 @@ use crate::error::Error;
 use crate::layer::ExpertParallel;
 use crate::report::MemoryReport;
 
-/// The receive budget for a capacity factor: ceil(factor · tokens · top_k) rows, rounded up to the
-/// alignment. Tokens are those of the rank that has most. `None` if that is no number of rows.
+/// The rows of a capacity factor: ceil(factor · tokens · top_k), rounded up to the alignment. Tokens are those
+/// of the rank that has most. `None` if that is no number of rows. May be more than any routing can send,
+/// [`worst_case_rows`]; a budget that is [given as a factor](ExpertParallelBuilder::capacity_factor) is not.
 pub fn initial_capacity_rows(
     factor: f64,
     tokens: usize,
@@ -166,15 +167,17 @@ impl ExpertParallelBuilder {
         self
     }
 
-    /// The receive budget in multiples of what balanced routing sends (default 1.25); see
-    /// [`initial_capacity_rows`].
+    /// The receive budget in multiples of what balanced routing sends (default 1.25): as many rows as
+    /// [`initial_capacity_rows`] says, but on no rank more than any routing can send it, for which see
+    /// [`worst_case_rows`]. A rank without experts has one row block of the alignment.
     #[must_use]
     pub fn capacity_factor(mut self, factor: f64) -> Self {
         self.capacity_factor = factor;
         self
     }
 
-    /// The receive budget in rows, in place of a factor.
+    /// The receive budget in rows, in place of a factor: exactly as many, also where no routing can send
+    /// them all.
     #[must_use]
     pub fn capacity_rows(mut self, rows: u32) -> Self {
         self.capacity_rows = Some(rows);
@@ -377,12 +380,15 @@ impl ExpertParallelBuilder {
             self.top_k,
             self.alignment,
         );
-        let budget = match self.capacity_rows {
-            Some(rows) => rows,
-            None => by_factor.ok_or(Error::CapacityFactor(self.capacity_factor))?,
-        };
         let local = config.slots_of(rank) as usize;
         let worst = worst_case_rows(self.max_tokens * world, self.top_k, local, self.alignment);
+        let budget = match self.capacity_rows {
+            Some(rows) => rows,
+            None => {
+                let rows = by_factor.ok_or(Error::CapacityFactor(self.capacity_factor))?;
+                rows.min(worst.max(self.alignment))
+            }
+        };
         Ok((budget, worst))
     }
 }
@@ -395,4 +401,43 @@ pub(crate) struct ReceiveParts<B: Backend> {
     pub(crate) received: RowBuffer<B>,
     pub(crate) scales: Option<RowBuffer<B>>,
     pub(crate) outputs: RowBuffer<B>,
+}
+
+#[cfg(test)]
+mod tests {
+    use ep_context::HostBackend;
+    use token_dispatch::ExpertHome;
+
+    use super::*;
+
+    fn rows(builder: &ExpertParallelBuilder, rank: u32, world: usize) -> (u32, u32) {
+        let report = builder.memory_report(Rank(rank), world).expect("settings are in range");
+        (report.budget_rows, report.worst_case_rows)
+    }
+
+    #[test]
+    fn a_factor_buys_no_row_that_nothing_can_fill() {
+        let builder = ExpertParallel::<HostBackend>::builder(64, 8, 2, 16).alignment(1);
+        // One rank is sent two rows of each of its tokens, whatever the routing.
+        assert_eq!(initial_capacity_rows(1.25, 16, 2, 1), Some(40));
+        assert_eq!(rows(&builder, 0, 1), (32, 32));
+        assert_eq!(rows(&builder.clone().capacity_factor(1e6), 0, 1), (32, 32));
+        assert_eq!(rows(&builder.clone().capacity_factor(1e6), 1, 2), (64, 64));
+        assert_eq!(rows(&builder.clone().capacity_factor(0.5), 0, 1), (16, 32));
+        assert_eq!(rows(&builder.clone().capacity_factor(1.25), 1, 2), (40, 64));
+        // What is asked for in rows is not changed.
+        assert_eq!(rows(&builder.clone().capacity_rows(40), 0, 1), (40, 32));
+        // A factor that is no number of rows is still an error.
+        let refused = builder.capacity_factor(1e9).memory_report(Rank(0), 1);
+        assert!(matches!(refused, Err(Error::CapacityFactor(_))), "{refused:?}");
+    }
+
+    #[test]
+    fn a_rank_without_experts_has_a_block_of_rows() {
+        let homes = (0..8).map(|slot| ExpertHome { rank: Rank(1), slot }).collect();
+        let map = ExpertMap::new(homes, 2).expect("every slot once");
+        let builder = ExpertParallel::<HostBackend>::builder(64, 8, 2, 16).expert_map(map);
+        assert_eq!(rows(&builder, 0, 2), (16, 0));
+        assert_eq!(rows(&builder, 1, 2), (48, (64 + 8 * 15) / 16 * 16));
+    }
 }

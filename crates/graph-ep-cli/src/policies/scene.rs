@@ -48,6 +48,7 @@ impl Scene {
         let worst = worst_case_rows(routing.tokens(), ranks, routing.experts(), top_k, alignment);
         let initial =
             initial_capacity_rows(args.capacity_factor, shards.max_tokens(), top_k, alignment);
+        let worst_case = rows(worst)?;
         let required = required_rows(routing, ranks, alignment);
         Ok(Self {
             routing: name.to_owned(),
@@ -57,8 +58,8 @@ impl Scene {
                 .into_iter()
                 .map(|step| step.into_iter().map(|rows| rows as u32).collect())
                 .collect(),
-            initial: rows(initial)?,
-            worst_case: rows(worst)?,
+            initial: rows(initial)?.min(worst_case),
+            worst_case,
             alignment: alignment as u32,
         })
     }
@@ -70,8 +71,7 @@ impl Scene {
             adjustments,
             initial_capacity: self.initial,
             alignment: self.alignment,
-            // A capacity factor may ask for more than the worst case.
-            limit_rows: self.worst_case.max(self.initial),
+            limit_rows: self.worst_case,
         }
     }
 

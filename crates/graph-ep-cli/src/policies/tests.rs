@@ -37,6 +37,14 @@ fn every_policy_is_judged_on_every_scene_and_again_alike() {
     assert!(text.lines().all(|line| line.chars().count() <= 150), "{text}");
 }
 
+#[test]
+fn no_scene_begins_above_its_worst_case() {
+    let report = report("--workload burst --ranks 1,2 --steps 4 --seeds 1 --capacity-factor 100");
+    for scene in &report.scenes {
+        assert_eq!(scene.initial_rows, scene.worst_case_rows, "{} ranks", scene.ranks);
+    }
+}
+
 /// What the default was chosen for: on recorded routing it replays no more than headroom, and where one
 /// rank alone is hot it holds far fewer rows.
 #[test]

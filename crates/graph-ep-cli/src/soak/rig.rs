@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use graph_ep::token_dispatch::worst_case_rows;
 use graph_ep::{
     Adjustments, Backend, BackendError, BodyError, Buffer, Combine, DType, DeviceSlice, Dispatch,
     Error, ExpertParallel, ExpertParallelBuilder, Handle, Kernel, Lane, LaunchShape, Layout,
@@ -69,11 +70,15 @@ impl Sizes {
         Ok(builder)
     }
 
-    /// Rows of every rank at the start: room for one token at least, as rounds need.
+    /// Rows of every rank at the start: those of the factor, but room for one token at least, as rounds
+    /// need, and for no more than there can be.
     fn capacity_rows(&self) -> Result<u32, Error> {
-        let (factor, tokens) = (self.capacity_factor, self.tokens);
-        let rows = initial_capacity_rows(factor, tokens, self.top_k, self.alignment);
-        Ok(rows.ok_or(Error::CapacityFactor(factor))?.max(self.least_rows()))
+        let (factor, tokens, top_k) = (self.capacity_factor, self.tokens, self.top_k);
+        let rows = initial_capacity_rows(factor, tokens, top_k, self.alignment);
+        let rows = rows.ok_or(Error::CapacityFactor(factor))?;
+        let slots = self.experts / self.ranks;
+        let worst = worst_case_rows(tokens * self.ranks, top_k, slots, self.alignment);
+        Ok(rows.max(self.least_rows()).min(worst))
     }
 
     fn least_rows(&self) -> u32 {

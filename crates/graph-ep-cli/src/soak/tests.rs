@@ -110,6 +110,19 @@ fn a_wrong_output_is_seen_and_placed() {
 }
 
 #[test]
+fn a_soak_begins_with_no_more_rows_than_there_can_be() {
+    for line in ["replays --ranks 1 --capacity-factor 2", "replays --capacity-factor 1000"] {
+        let SoakCommand::Replays(args) = parse(line).command else { panic!("another command") };
+        let sizes = args.sizes.sizes(&args.common, false).unwrap();
+        let ranks = on_ranks(sizes.ranks, &host, &|backend, place| {
+            let rig = Rig::new(backend, place, &sizes)?;
+            Ok((rig.group.rows().capacity(), rig.group.dispatcher().worst_case_rows()))
+        });
+        assert!(ranks.unwrap().iter().all(|(rows, worst)| rows == worst), "{line}");
+    }
+}
+
+#[test]
 fn what_does_not_go_together_is_refused() {
     for (line, part) in [
         ("replays --mode static", "static"),
