@@ -91,6 +91,12 @@ fn a_soak_of_which_no_group_can_be_made() {
         assert!(stderr.starts_with(said), "{kind}: {stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
+    for kind in ["replays", "random", "cycles", "phased"] {
+        let arguments = [kind, "--backend", "host", "--memory-limit", "1KiB", "--report", "r.json"];
+        let stderr = refused_by("soak", folder.path(), &arguments);
+        assert!(stderr.starts_with("error: the group cannot be made: "), "{kind}: {stderr}");
+        assert!(stderr.contains("but its memory limit is 1024"), "{kind}: {stderr}");
+    }
     let left = std::fs::read_dir(folder.path()).expect("the folder is there").count();
     assert_eq!(left, 0, "nothing is written by a soak that does not begin");
 }

@@ -235,13 +235,45 @@ impl ExpertParallelBuilder {
         self
     }
 
+    /// What the dispatcher of a group of `world` ranks is configured with, from which
+    /// [`token_dispatch::memory`] says what more handles take. Allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// What [`ExpertParallelBuilder::build`] would refuse of the configuration.
+    pub fn dispatch_config(&self, world: usize) -> Result<DispatchConfig, Error> {
+        let map = match &self.map {
+            Some(map) => map.clone(),
+            None => ExpertMap::contiguous(self.experts, world)?,
+        };
+        let mut config = DispatchConfig::builder(self.hidden, self.top_k, self.max_tokens, map)
+            .alignment(self.alignment)
+            .clear_padding(self.clear_padding)
+            .dtype(self.dtype)
+            .payload(self.payload)
+            .layout(self.layout)
+            .weighting(self.weighting)
+            .backward(self.backward)
+            .lanes(self.lanes)
+            .routing(self.routing)
+            .max_dispatches(self.max_dispatches)
+            .first_epoch(self.first_epoch)
+            .first_step(self.first_step)
+            .transfer(self.transfer)
+            .sm_budget(self.sm_budget);
+        if let Some(slots) = self.expert_slots {
+            config = config.expert_slots(slots);
+        }
+        Ok(config.build()?)
+    }
+
     /// What a rank of a group of `world` ranks will allocate. Allocates nothing.
     ///
     /// # Errors
     ///
     /// What [`ExpertParallelBuilder::build`] would refuse of the configuration.
     pub fn memory_report(&self, rank: Rank, world: usize) -> Result<MemoryReport, Error> {
-        let config = self.config(world)?;
+        let config = self.dispatch_config(world)?;
         let (budget, worst) = self.capacities(&config, rank, world)?;
         let mut report = MemoryReport::new(budget, worst);
         for (label, bytes) in token_dispatch::memory::fixed_memory(&config, rank, world) {
@@ -272,7 +304,7 @@ impl ExpertParallelBuilder {
         rendezvous: impl Rendezvous + 'static,
     ) -> Result<ExpertParallel<B>, Error> {
         let (rank, world) = (rendezvous.rank(), rendezvous.world());
-        let config = self.config(world)?;
+        let config = self.dispatch_config(world)?;
         let (budget, worst) = self.capacities(&config, rank, world)?;
         if let Some(limit) = self.memory_limit {
             let needed = self.memory_report(rank, world)?.budget_bytes();
@@ -339,32 +371,6 @@ impl ExpertParallelBuilder {
         };
         let outputs = rows.add("expert outputs", config.sum_bytes())?;
         Ok(ReceiveParts { stream, rows, handle, received, scales, outputs })
-    }
-
-    fn config(&self, world: usize) -> Result<DispatchConfig, Error> {
-        let map = match &self.map {
-            Some(map) => map.clone(),
-            None => ExpertMap::contiguous(self.experts, world)?,
-        };
-        let mut config = DispatchConfig::builder(self.hidden, self.top_k, self.max_tokens, map)
-            .alignment(self.alignment)
-            .clear_padding(self.clear_padding)
-            .dtype(self.dtype)
-            .payload(self.payload)
-            .layout(self.layout)
-            .weighting(self.weighting)
-            .backward(self.backward)
-            .lanes(self.lanes)
-            .routing(self.routing)
-            .max_dispatches(self.max_dispatches)
-            .first_epoch(self.first_epoch)
-            .first_step(self.first_step)
-            .transfer(self.transfer)
-            .sm_budget(self.sm_budget);
-        if let Some(slots) = self.expert_slots {
-            config = config.expert_slots(slots);
-        }
-        Ok(config.build()?)
     }
 
     /// The receive budget and the rows of the worst routing.

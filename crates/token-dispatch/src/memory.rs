@@ -30,6 +30,12 @@ pub fn handle_row_memory(
     lists
 }
 
+/// Bytes that each handle has on a rank of a group of `world` ranks, besides those of
+/// [`handle_row_memory`]. The first is part of [`fixed_memory`].
+pub fn handle_memory(config: &DispatchConfig, rank: Rank, world: usize) -> usize {
+    handle_bytes(&Geometry::new(config, rank, world))
+}
+
 /// Device memory of a rank that does not depend on routing: context, dispatcher, all lanes, one
 /// handle, one row set.
 pub fn fixed_memory(

@@ -6,14 +6,14 @@ use clap::{ArgAction, Args, Subcommand};
 use graph_ep::{Layout, RoutingDependence, Weighting};
 
 use super::form::{MOST_DROPPING, MOST_RANKS, MOST_TOP_K};
-use super::rig::Sizes;
-use crate::args::{BackendChoice, Dtype, Mode, TransferChoice, number};
+use super::sizes::Sizes;
+use crate::args::{BackendChoice, Dtype, Mode, TransferChoice, bytes, number};
 
 /// What the help of every soak ends with.
 const AFTER_HELP: &str = "Inputs are made on the device, fresh in each step, and every output is compared \
                           there with what it has to be, exactly.\n\
                           Exit codes: 0 all is as it has to be; 1 an output differs, something was left \
-                          behind or a rank failed; 2 bad arguments.";
+                          behind, a limit was reached or a rank failed; 2 bad arguments.";
 
 /// Arguments of `graph-ep soak`.
 #[derive(Clone, Debug, PartialEq, Args)]
@@ -48,6 +48,11 @@ pub struct Common {
     /// Where ranks run
     #[arg(long, value_enum, default_value_t)]
     pub backend: BackendChoice,
+
+    /// Memory that each rank may have, all of its buffers included: bytes, or with KiB, MiB or GiB
+    /// [default: unlimited]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    pub memory_limit: Option<u64>,
 
     /// What everything is drawn from
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -296,6 +301,7 @@ impl SizeArgs {
             burst: self.burst,
             ragged: true,
             seed: common.seed,
+            memory_limit: common.memory_limit,
         })
     }
 }

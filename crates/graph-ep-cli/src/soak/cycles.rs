@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::SoakError;
 use super::replays;
-use super::rig::Sizes;
+use super::sizes::Sizes;
 use super::tally::Tally;
 use crate::args::Mode;
 

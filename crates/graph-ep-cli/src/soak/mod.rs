@@ -1,10 +1,10 @@
 //! `graph-ep soak`: the engine for long, under load, with every output compared on its device.
 //!
 //! What a step computes is a closed form of its number (`form`), which kernels make, apply and compare
-//! (`kernels`), so that the host has no part in a step but its launch. A rank's memory and steps are in
-//! `rig`; `replays`, `random`, `cycles` and `phased` are what is done with them, on threads that are
-//! the ranks of a group (`ranks`); what these find out is added up (`tally`) and told (`report`,
-//! `table`).
+//! (`kernels`), so that the host has no part in a step but its launch. How large a group is and what it
+//! takes is in `sizes`, a rank's memory and steps in `rig`; `replays`, `random`, `cycles` and `phased` are
+//! what is done with them, on threads that are the ranks of a group (`ranks`); what these find out is added
+//! up (`tally`) and told (`report`, `table`).
 
 mod args;
 mod cycles;
@@ -16,6 +16,7 @@ mod ranks;
 mod replays;
 pub mod report;
 mod rig;
+mod sizes;
 mod table;
 mod tally;
 
@@ -44,7 +45,7 @@ use crate::run::device::{Devices, cuda, host};
 use crate::verdict::Verdict;
 use cycles::Gauge;
 use report::{Entry, HeldReport, Report, SCHEMA};
-use rig::Sizes;
+use sizes::Sizes;
 
 /// Why a soak has no verdict.
 #[derive(Debug, thiserror::Error)]
@@ -221,7 +222,11 @@ fn soak<B: Gauge>(
                 steps: usual(args.steps, 1000, 60),
                 seed: common.seed,
                 recover: !on_gpus || per_gpu == 1,
+                memory: common.memory_limit,
             };
+            for number in 0..args.groups {
+                random::Plan::draw(&limits, number).sizes.check().map_err(SoakError::Refused)?;
+            }
             let mut entries = Vec::new();
             for number in 0..args.groups {
                 let plan = random::Plan::draw(&limits, number);

@@ -9,7 +9,8 @@ use graph_ep::{Backend, BackendError};
 use super::SoakError;
 use super::form::Draw;
 use super::ranks::on_ranks;
-use super::rig::{Half, Rig, Sizes};
+use super::rig::{Half, Rig};
+use super::sizes::Sizes;
 use super::tally::Tally;
 
 /// Runs so many steps of every rank.

@@ -8,7 +8,8 @@ use super::SoakError;
 use super::form::MOST_DROPPING;
 use super::ranks::{gather, on_ranks};
 use super::replays::steps;
-use super::rig::{Rig, Sizes};
+use super::rig::Rig;
+use super::sizes::Sizes;
 use super::tally::Tally;
 use crate::args::Mode;
 use crate::workload::counter::{Counter, mix};
@@ -28,6 +29,8 @@ pub(super) struct Limits {
     /// Whether steps may recover. On a GPU that ranks share nothing may be allocated while one of them
     /// waits: there steps do not grow.
     pub(super) recover: bool,
+    /// Bytes of a rank.
+    pub(super) memory: Option<u64>,
 }
 
 /// A group and what it does.
@@ -79,6 +82,7 @@ impl Plan {
             burst: dice.one_of([4, 16, 64]),
             ragged: dice.below(4) != 0,
             seed: dice.0.next(),
+            memory_limit: limits.memory,
         };
         // Flat rows come with their weights.
         let weighting = match sizes.layout {
@@ -178,7 +182,8 @@ fn episode<B: Backend>(
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { ranks: 2, episodes: 8, steps: 100, seed: 1, recover: true };
+    const LIMITS: Limits =
+        Limits { ranks: 2, episodes: 8, steps: 100, seed: 1, recover: true, memory: None };
 
     #[test]
     fn plans_are_drawn_from_the_seed_alone() {

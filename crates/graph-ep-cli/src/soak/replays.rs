@@ -5,7 +5,8 @@ use graph_ep::{Backend, BackendError, Phase, StepReport, StepRunner};
 use super::SoakError;
 use super::form::Draw;
 use super::ranks::{gather, on_ranks};
-use super::rig::{Rig, Sizes};
+use super::rig::Rig;
+use super::sizes::Sizes;
 use super::tally::Tally;
 use crate::args::Mode;
 

@@ -3,92 +3,19 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use graph_ep::token_dispatch::worst_case_rows;
 use graph_ep::{
-    Adjustments, Backend, BackendError, BodyError, Buffer, Combine, DType, DeviceSlice, Dispatch,
-    Error, ExpertParallel, ExpertParallelBuilder, Handle, Kernel, Lane, LaunchShape, Layout,
-    OverflowPolicy, Phase, Queue, Rank, RecoveryHooks, RecoverySettings, Rendezvous,
-    RoutingDependence, RowBuffer, Step, StepMode, StepRecord, StepRunner, TokenCount, TopKIds,
-    Transfer, Weighting, initial_capacity_rows,
+    Adjustments, Backend, BackendError, BodyError, Buffer, Combine, DeviceSlice, Dispatch,
+    ExpertParallel, Handle, Kernel, Lane, LaunchShape, Layout, OverflowPolicy, Phase, Queue,
+    RecoveryHooks, RecoverySettings, Rendezvous, RowBuffer, Step, StepMode, StepRecord, StepRunner,
+    TokenCount, TopKIds,
 };
 
 use super::SoakError;
 use super::kernels::{
     self, Check, CheckParams, Experts, ExpertsParams, Input, InputParams, Shape, State,
 };
+use super::sizes::{Sizes, Tensor};
 use crate::args::Mode;
-
-/// The sizes and settings of a group, the same on all ranks.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Sizes {
-    pub(super) ranks: usize,
-    pub(super) tokens: usize,
-    pub(super) experts: usize,
-    pub(super) top_k: usize,
-    pub(super) hidden: usize,
-    pub(super) layers: usize,
-    pub(super) lanes: usize,
-    /// Whether all layers are dispatched before any is combined, each on a lane of its own.
-    pub(super) nested: bool,
-    pub(super) dtype: DType,
-    pub(super) layout: Layout,
-    pub(super) weighting: Weighting,
-    pub(super) alignment: u32,
-    pub(super) capacity_factor: f64,
-    pub(super) transfer: Transfer,
-    pub(super) routing: RoutingDependence,
-    /// One step of so many sends all tokens to one rank; zero for none.
-    pub(super) burst: u32,
-    /// Whether the number of tokens differs from step to step.
-    pub(super) ragged: bool,
-    pub(super) seed: u64,
-}
-
-impl Sizes {
-    /// Whether a group can be made of them, as far as no device is asked.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        self.builder()?.memory_report(Rank(0), self.ranks).map(drop)
-    }
-
-    fn builder(&self) -> Result<ExpertParallelBuilder, Error> {
-        let (experts, top_k) = (self.experts, self.top_k);
-        let builder = ExpertParallel::<graph_ep::HostBackend>::builder(
-            self.hidden,
-            experts,
-            top_k,
-            self.tokens,
-        )
-        .dtype(self.dtype)
-        .layout(self.layout)
-        .weighting(self.weighting)
-        .alignment(self.alignment)
-        .capacity_rows(self.capacity_rows()?)
-        .transfer(self.transfer)
-        .routing(self.routing)
-        .lanes(self.lanes)
-        .max_dispatches(self.layers);
-        Ok(builder)
-    }
-
-    /// Rows of every rank at the start: those of the factor, but room for one token at least, as rounds
-    /// need, and for no more than there can be.
-    fn capacity_rows(&self) -> Result<u32, Error> {
-        let (factor, tokens, top_k) = (self.capacity_factor, self.tokens, self.top_k);
-        let rows = initial_capacity_rows(factor, tokens, top_k, self.alignment);
-        let rows = rows.ok_or(Error::CapacityFactor(factor))?;
-        let slots = self.experts / self.ranks;
-        let worst = worst_case_rows(tokens * self.ranks, top_k, slots, self.alignment);
-        Ok(rows.max(self.least_rows()).min(worst))
-    }
-
-    fn least_rows(&self) -> u32 {
-        self.top_k.min(self.experts / self.ranks) as u32 * self.alignment
-    }
-
-    fn row_bytes(&self) -> usize {
-        self.hidden * self.dtype.bytes()
-    }
-}
 
 /// Steps after which capacity shrinks again where a step overflowed, so that the next burst overflows
 /// too.
@@ -261,7 +188,7 @@ impl<B: Backend> Rig<B> {
 
 impl<B: Backend> Program<B> {
     fn new(group: &ExpertParallel<B>, sizes: &Sizes) -> Result<Self, SoakError> {
-        let units = sizes.layers * sizes.tokens;
+        let tensor = |tensor: Tensor| tensor.allocate(group, sizes);
         let backend = group.context().backend();
         let constants = kernels::constants(sizes.dtype);
         let layer = || -> Result<Layer<B>, SoakError> {
@@ -271,7 +198,7 @@ impl<B: Backend> Program<B> {
                 results: group.rows().add("results of a layer", sizes.row_bytes())?,
             })
         };
-        let state = group.allocate(size_of::<State>())?;
+        let state = tensor(Tensor::State)?;
         let shape = Shape {
             seed: sizes.seed,
             state: state.address(),
@@ -294,12 +221,12 @@ impl<B: Backend> Program<B> {
             experts: backend.load::<Experts>(&constants)?,
             check: backend.load::<Check>(&constants)?,
             state,
-            before: group.allocate(size_of::<State>())?,
-            count: group.allocate(size_of::<u32>())?,
-            tokens: group.allocate(units * sizes.row_bytes())?,
-            ids: group.allocate(units * sizes.top_k * size_of::<i32>())?,
-            weights: group.allocate(units * sizes.top_k * size_of::<f32>())?,
-            outputs: group.allocate(units * sizes.row_bytes())?,
+            before: tensor(Tensor::Before)?,
+            count: tensor(Tensor::Count)?,
+            tokens: tensor(Tensor::Tokens)?,
+            ids: tensor(Tensor::Ids)?,
+            weights: tensor(Tensor::Weights)?,
+            outputs: tensor(Tensor::Outputs)?,
             layers: (0..sizes.layers).map(|_| layer()).collect::<Result<_, _>>()?,
         })
     }

@@ -122,6 +122,34 @@ fn a_soak_begins_with_no_more_rows_than_there_can_be() {
     }
 }
 
+/// What a soak is said to need is what it has, so that a limit of as much holds and one byte less does not.
+#[test]
+fn memory_is_limited_to_all_that_a_rank_has() {
+    let sizes = |line: &str| {
+        let SoakCommand::Replays(args) = parse(line).command else { panic!("another command") };
+        args.sizes.sizes(&args.common, false).unwrap()
+    };
+    for line in ["replays", "replays --layers 3 --top-k 2 --ranks 4 --dtype fp32 --alignment 1"] {
+        let sizes = sizes(line);
+        let needed = sizes.memory().unwrap();
+        let limited = |limit| Sizes { memory_limit: Some(limit), ..sizes.clone() };
+        let fitting = limited(needed);
+        fitting.check().unwrap();
+        let used = on_ranks(sizes.ranks, &host, &|backend, place| {
+            Ok(Rig::new(backend, place, &fitting)?.group.context().account().used())
+        });
+        assert_eq!(used.unwrap(), vec![needed; sizes.ranks], "{line}");
+        let error = limited(needed - 1).check().unwrap_err();
+        assert!(matches!(error, graph_ep::Error::MemoryLimit { .. }), "{error}");
+    }
+    // Growth does not get past it: the soak ends, and says why.
+    let needed = sizes("replays").memory().unwrap();
+    let line = format!("replays --backend host --burst 1 --memory-limit {needed}");
+    let error = run(&parse(&line)).unwrap_err();
+    assert!(chain(&error).contains("out of memory"), "{}", chain(&error));
+    assert_eq!(error.verdict(), Verdict::Failed);
+}
+
 #[test]
 fn what_does_not_go_together_is_refused() {
     for (line, part) in [
@@ -139,6 +167,15 @@ fn what_does_not_go_together_is_refused() {
         ("replays --capacity-factor 1e9", "the capacity factor is 1000000000"),
         ("cycles --capacity-factor 1e9", "the capacity factor is 1000000000"),
         ("phased --capacity-factor 1e9", "the capacity factor is 1000000000"),
+        ("replays --memory-limit 1KiB", "on a rank, but its memory limit is 1024"),
+        ("random --memory-limit 1KiB", "on a rank, but its memory limit is 1024"),
+        ("cycles --memory-limit 1KiB", "on a rank, but its memory limit is 1024"),
+        ("phased --memory-limit 1KiB", "on a rank, but its memory limit is 1024"),
+        // So many that no machine has them: nothing of it is allocated.
+        (
+            "replays --tokens 65536 --layers 65536 --hidden 1048576 --top-k 8 --memory-limit 1GiB",
+            "on a rank, but its memory limit is 1073741824",
+        ),
     ] {
         let error = run(&parse(&format!("{line} --backend host"))).expect_err(line);
         let said = chain(&error);
