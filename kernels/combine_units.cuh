@@ -192,25 +192,6 @@ class Sums {
           shares_(units_ > gridDim.x * (blockDim.x / WARP)),
           unit_((blockDim.x - 1 - threadIdx.x) / WARP * gridDim.x + (gridDim.x - 1 - blockIdx.x)) {}
 
-    // Leaves memory to the blocks that push, for a moment at the beginning, where memory is the limit and there are
-    // sums enough to make up for it. That it is the time which decides is by measurement: between two H200s anything
-    // from 12 to 28 us takes 2 % off a combine of 4096 tokens and of 8192, and to begin once the pushers have come so
-    // far, or once something has landed, does not.
-    __device__ __forceinline__ void hold_back() const {
-        // On fewer, instructions are the limit.
-        constexpr u32 MANY_BLOCKS = 65;
-        constexpr u32 ENOUGH_UNITS = 6;
-        constexpr u64 HOLD_NS = 12000;
-        const u32 warps = gridDim.x * (blockDim.x / WARP);
-        if (gridDim.x < MANY_BLOCKS || units_ < ENOUGH_UNITS * warps) {
-            return;
-        }
-        const u64 begin = ptx::global_time_ns();
-        while (ptx::global_time_ns() - begin < HOLD_NS) {
-            ptx::sleep_ns(100);
-        }
-    }
-
     // The next unit, as far as it can be known before the headers of all ranks: without what lands. `to` is
     // where the token went, a rank in each lane.
     __device__ __forceinline__ Unit next_own(Destination &to) {

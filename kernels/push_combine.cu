@@ -167,11 +167,7 @@ struct Combine {
                 combine::Stream{c, parts}.run(combine::Partials(c));
             }
             if (receives && acquire()) {
-                const combine::Sums sums(c);
-                if (sends && !pushes && c.p.senders != 0) {
-                    sums.hold_back();
-                }
-                combine::Stream{c, parts}.run(sums);
+                combine::Stream{c, parts}.run(combine::Sums(c));
             }
             return;
         }
