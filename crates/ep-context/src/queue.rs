@@ -128,7 +128,9 @@ impl<'a, B: Backend> Queue<'a, B> {
         }
     }
 
-    /// Queues a copy of `data` to the start of `to`; refused while recording.
+    /// Queues a copy of `data` to the start of `to`; refused while recording. `data` is copied before this
+    /// returns. On a GPU it waits for the stream where the copies of a rank that are on their way have 4 MiB,
+    /// or 64 pieces.
     ///
     /// # Errors
     ///

@@ -141,7 +141,7 @@ impl<B: Backend> ExpertParallel<B> {
     /// Queues a copy of `data` to the start of `to` on [`ExpertParallel::stream`], before the next step that runs
     /// there. Where steps run on another stream, as those of [`ExpertParallel::engine_runner`] do, nothing orders
     /// it with them: upload on that stream, by [`Queue::upload`] of a [`Queue::direct`], or order the two by
-    /// [`Backend::order`].
+    /// [`Backend::order`]. As large a copy, or so many, that they [wait](Queue::upload) do so here too.
     ///
     /// # Errors
     ///
