@@ -9,6 +9,15 @@ use crate::backend::BackendError;
 /// among it): ten times the major version and the minor one.
 pub const OLDEST_CAPABILITY: u32 = 80;
 
+/// Why kernels cannot run on a device of this compute capability, major and minor, if they cannot.
+pub(super) fn refusal((major, minor): (u32, u32)) -> Option<String> {
+    (10 * major + minor < OLDEST_CAPABILITY).then(|| {
+        format!(
+            "it is sm_{major}{minor}, and kernels are written for sm_{OLDEST_CAPABILITY} and later"
+        )
+    })
+}
+
 /// What NVRTC calls an architecture beside those that any later chip can run: with features of one chip, and
 /// of its family.
 const SUFFIXES: [&str; 3] = ["", "a", "f"];
@@ -60,4 +69,18 @@ pub fn architectures() -> Result<Vec<String>, BackendError> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_kernels_cannot_run_on_is_named() {
+        let refused = refusal((7, 5)).expect("too old");
+        assert!(refused.contains("sm_75") && refused.contains("sm_80"), "{refused}");
+        for capability in [(8, 0), (8, 9), (9, 0), (10, 0), (12, 1)] {
+            assert_eq!(refusal(capability), None);
+        }
+    }
 }

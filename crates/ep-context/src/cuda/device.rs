@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::sys;
 
+use super::architectures;
 use super::driver::{
     Driver, DriverError, EventHandle, Handle, StreamHandle, ask, ask_handle, attribute,
 };
@@ -218,11 +219,11 @@ impl Device {
 
     fn open(driver: &'static Driver, ordinal: u32) -> Result<Self, BackendError> {
         let (handle, properties) = DeviceProperties::read(driver, ordinal)?;
-        if !properties.maps_memory {
-            return Err(BackendError::Unavailable {
-                what: format!("GPU {ordinal} ({})", properties.name),
-                reason: "it cannot map memory behind reserved addresses".to_owned(),
-            });
+        let lacks = (!properties.maps_memory)
+            .then(|| "it cannot map memory behind reserved addresses".to_owned());
+        if let Some(reason) = architectures::refusal(properties.capability).or(lacks) {
+            let what = format!("GPU {ordinal} ({})", properties.name);
+            return Err(BackendError::Unavailable { what, reason });
         }
         let context =
             // SAFETY: the place is valid. The context is never released: what is retained in graphs
