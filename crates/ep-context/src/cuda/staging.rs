@@ -49,7 +49,8 @@ impl StagingArea {
     /// A copy of `data`, of at most [`PIECE`] bytes, if there is a piece for it.
     pub(super) fn stage(self: &Arc<Self>, data: &[u8]) -> Option<Staging> {
         let piece = lock(&self.idle).pop()?;
-        // SAFETY: the area has this piece.
+        // SAFETY: numbers in `idle` are below PIECES, so the offset is within the area's allocation, which has
+        // so many pieces and is far shorter than isize::MAX.
         let start = Handle(unsafe { self.start.0.byte_add(piece * PIECE) });
         let staging = Staging { area: self.clone(), start, piece: Some(piece) };
         staging.fill(data);
