@@ -78,7 +78,10 @@ impl Engine {
         let recorded = record(&self.ours);
         let ended = self.theirs.end_capture(Flags(0));
         let value = recorded?;
-        self.graphs.push(Graph(ended.expect("it is whole").expect("it is not empty")));
+        let graph = Graph(ended.expect("it is whole").expect("it is not empty"));
+        // A first launch that has to do this by itself waits for ranks that share the device, now and then.
+        graph.0.upload().expect("it is instantiated");
+        self.graphs.push(graph);
         Ok(value)
     }
 

@@ -95,9 +95,10 @@ impl<B: Backend> EmbeddedStep<B> {
     /// An allocation that the driver records is refused in a loop.
     ///
     /// Local: ranks need not record at the same time, but all of them replay the same dispatches and
-    /// combines in the same order. Whoever instantiates a graph with loops takes the device for it, on which
-    /// no rank may wait for another meanwhile: engines whose ranks share one instantiate and upload such a
-    /// graph on all ranks, meet, and only then launch it.
+    /// combines in the same order. Engines whose ranks share a device upload every graph before they first
+    /// launch it (`cuGraphUpload`). Whoever instantiates a graph with loops takes the device for it, on which
+    /// no rank may wait for another meanwhile: there such a graph is instantiated and uploaded on all ranks,
+    /// which meet, and only then launch it.
     ///
     /// # Errors
     ///

@@ -12,11 +12,11 @@ pub trait EngineGraph<B: Backend>: Send {
     /// step, and when the receive capacity for which it was captured changes: on this rank alone or on
     /// several, between steps, while no rank waits on the device.
     ///
-    /// Ready is a graph that is instantiated and, if it has loops, uploaded (`cuGraphUpload`): where ranks
-    /// share a device and steps run in rounds, those that have to capture are in here [while all others
-    /// wait](crate::StepRunner#in-rounds-on-a-shared-device), and none launches before all have returned.
-    /// What is left to the first launch takes a device that may be occupied for good by then. Call nothing
-    /// collective: there may be ranks that do not capture.
+    /// Ready is a graph that is instantiated and, where ranks share a device, uploaded (`cuGraphUpload`, on
+    /// the stream of the launch): what is left to the first launch takes a device on which another rank may
+    /// wait for this one by then. Where steps run in rounds besides, ranks that have to capture are in here
+    /// [while all others wait](crate::StepRunner#in-rounds-on-a-shared-device), and none launches before all
+    /// have returned. Call nothing collective: there may be ranks that do not capture.
     ///
     /// A step with other options than those of `spec`, of another dispatcher or into another row set is
     /// refused, with [`DispatchError::Order`](token_dispatch::DispatchError::Order), and discarded.
