@@ -5,7 +5,7 @@
 
 #include "lane.cuh"
 #include "loop.cuh"
-#include "scan.cuh"
+#include "sources.cuh"
 
 namespace account {
 
@@ -43,18 +43,24 @@ template <typename Params>
 __device__ __forceinline__ u32 add_experts(const Params &p, const u32 *counts) {
     const Geometry &g = p.geometry;
     u32 *bases = at<u32>(p.handle.bases);
+    const sources::Groups groups(g.world);
     u32 rows = 0;
-    for (u32 slot = threadIdx.x; slot < g.slots; slot += blockDim.x) {
-        u32 sum = 0;
-        for (u32 source = 0; source < g.world; ++source) {
-            const u64 entry = u64(source) * g.slots + slot;
-            bases[entry] = sum;
-            sum += counts[entry];
-        }
-        rows += round_up(sum, g.alignment);
-        at<u32>(p.handle.taken)[slot] = 0;
-        if (slot < g.local_experts) {
-            at<i32>(p.handle.tokens_per_expert)[slot] = 0;
+    for (u32 from = 0; from < g.slots; from += groups.experts()) {
+        const u32 slot = from + groups.expert();
+        const bool mine = slot < g.slots;
+        const auto entry = [&](u32 source) { return u64(source) * g.slots + slot; };
+        const u32 sum = groups.add([&](u32 source) { return mine ? counts[entry(source)] : 0; },
+                                   [&](u32 source, u32 before) {
+                                       if (mine) {
+                                           bases[entry(source)] = before;
+                                       }
+                                   });
+        if (mine && groups.leads()) {
+            rows += round_up(sum, g.alignment);
+            at<u32>(p.handle.taken)[slot] = 0;
+            if (slot < g.local_experts) {
+                at<i32>(p.handle.tokens_per_expert)[slot] = 0;
+            }
         }
     }
     return scan::block_sum(rows);

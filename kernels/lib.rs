@@ -27,6 +27,8 @@ pub const PARAMS: Text = ("params.cuh", include_str!("params.cuh"));
 pub const LANE: Text = ("lane.cuh", include_str!("lane.cuh"));
 /// Sums over the threads of a block.
 pub const SCAN: Text = ("scan.cuh", include_str!("scan.cuh"));
+/// What every rank has for each expert, added up.
+pub const SOURCES: Text = ("sources.cuh", include_str!("sources.cuh"));
 /// Number formats and their roundings.
 pub const DTYPE: Text = ("dtype.cuh", include_str!("dtype.cuh"));
 /// Moving and adding rows.
@@ -80,6 +82,7 @@ pub const HEADERS: &[Text] = &[
     PARAMS,
     LANE,
     SCAN,
+    SOURCES,
     DTYPE,
     ROWS,
     FEED,

@@ -235,9 +235,12 @@ __device__ __forceinline__ void write(const Params &p, const Lists &into, const 
 // The counts of the warps of one block, in shared memory for as many warps as it has room for.
 class Tables {
   public:
-    __device__ __forceinline__ Tables(const Geometry &g, u32 *shared, u32 shared_words)
+    // Of a block that lists so many tokens: no more warps than find something to do, since what is done for each
+    // column is done for each warp.
+    __device__ __forceinline__ Tables(const Geometry &g, u32 *shared, u32 shared_words, u32 tokens)
         : experts_(g.world * g.slots), columns_(experts_ + 2 * g.world), shared_(shared),
-          warps_(min(blockDim.x / WARP, shared_words / columns_)) {}
+          warps_(min(min(blockDim.x / WARP, shared_words / columns_),
+                     max((tokens + ABREAST - 1) / ABREAST, 1u))) {}
 
     // Zero where shared memory does not hold the counts of a single warp.
     __device__ __forceinline__ u32 warps() const { return warps_; }

@@ -22,11 +22,11 @@ extern __shared__ u32 tables[];
 class Places {
   public:
     __device__ __forceinline__ explicit Places(const Geometry &g)
-        : slots_(g.slots), ends_(tables + g.world * g.slots) {}
+        : world_(g.world), slots_(g.slots), ends_(tables + g.world * g.slots) {}
 
-    // The first row of a source's pairs for an expert.
+    // The first row of a source's pairs for an expert. Sources lie side by side, as they are added up.
     __device__ __forceinline__ u32 &first(u32 source, u32 slot) const {
-        return tables[source * slots_ + slot];
+        return tables[slot * world_ + source];
     }
     // Behind the last row of an expert's pairs.
     __device__ __forceinline__ u32 &end(u32 slot) const { return ends_[slot]; }
@@ -35,16 +35,13 @@ class Places {
 
     // The row that is number `number` of all that are padding.
     __device__ __forceinline__ u32 padding_row(u32 number) const {
-        u32 slot = 0;
-        for (u32 left = slots_; left > 1;) {
-            const u32 half = left / 2;
-            slot += padding_before(slot + half) <= number ? half : 0;
-            left -= half;
-        }
+        const u32 slot =
+            scan::last_upto(slots_, number, [&](u32 slot) { return padding_before(slot); });
         return end(slot) + number - padding_before(slot);
     }
 
   private:
+    u32 world_;
     u32 slots_;
     u32 *ends_;
 };

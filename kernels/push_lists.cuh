@@ -35,7 +35,8 @@ class Listing {
         const u32 columns = geometry.world * (geometry.slots + 2);
         u32 *totals = tables;
         const lists::Tables counted(geometry, tables + columns,
-                                    ptx::dynamic_shared_bytes() / sizeof(u32) - columns);
+                                    ptx::dynamic_shared_bytes() / sizeof(u32) - columns,
+                                    (c_.tokens + p.listers - 1) / p.listers);
         const u32 warp = threadIdx.x / WARP;
         const bool mine = warp < counted.warps();
         const lists::Stretch stretch =

@@ -3,6 +3,7 @@
 
 #include "account.cuh"
 #include "push_context.cuh"
+#include "sources.cuh"
 #include "window.cuh"
 
 namespace dispatch {
@@ -33,45 +34,36 @@ class Placing {
         if (__syncthreads_or(failed)) {
             return false;
         }
-        if (threadIdx.x == THREADS - 1) {
-            u32 items = 0;
-            u32 pairs = 0;
-            for (u32 source = 0; source < geometry.world; ++source) {
-                const u32 more_items = shared.items[source];
-                const u32 more_pairs = shared.pairs[source];
-                shared.items[source] = items;
-                shared.pairs[source] = pairs;
-                items += more_items;
-                pairs += more_pairs;
-            }
-            shared.items[geometry.world] = items;
-            shared.pairs[geometry.world] = pairs;
-            shared.end = items;
+        if (threadIdx.x >= THREADS - WARP) {
+            add_sources();
         }
+        const sources::Groups groups(geometry.world);
         u32 end = 0;
         u32 padding = 0;
-        for (u32 from = 0; from < geometry.slots; from += THREADS) {
-            const u32 slot = from + threadIdx.x;
+        for (u32 from = 0; from < geometry.slots; from += groups.experts()) {
+            const u32 slot = from + groups.expert();
             const bool mine = slot < geometry.slots;
-            u32 rows = 0;
-            for (u32 source = 0; mine && source < geometry.world; ++source) {
-                u32 &first = places.first(source, slot);
-                const u32 more = first;
-                first = rows;
-                rows += more;
-            }
-            const u32 padded = round_up(rows, geometry.alignment);
+            const bool leads = mine && groups.leads();
+            const u32 rows = groups.add(
+                [&](u32 source) { return mine ? places.first(source, slot) : 0; },
+                [&](u32 source, u32 before) {
+                    if (mine) {
+                        places.first(source, slot) = before;
+                    }
+                });
+            const u32 padded = leads ? round_up(rows, geometry.alignment) : 0;
             u32 more;
-            const u32 before = end + scan::block_exclusive(padded, more);
+            const u32 before = groups.of_first(end + scan::block_exclusive(padded, more));
             end += more;
-            const u32 padding_before = padding + scan::block_exclusive(padded - rows, more);
+            const u32 padding_before =
+                padding + scan::block_exclusive(leads ? padded - rows : 0, more);
             padding += more;
             if (mine) {
+                note_sources(groups, slot, before);
+            }
+            if (leads) {
                 if (c_.keeps_books()) {
                     note_expert(slot, rows, before);
-                }
-                for (u32 source = 0; source < geometry.world; ++source) {
-                    places.first(source, slot) += before;
                 }
                 places.end(slot) = before + rows;
                 places.padding_before(slot) = padding_before;
@@ -142,14 +134,44 @@ class Placing {
         return u32(found);
     }
 
+    // From how many items and pairs each source has to how many come before it. One warp calls this: no more
+    // ranks push than it has lanes.
+    __device__ __forceinline__ void add_sources() const {
+        const u32 world = c_.g().world;
+        const u32 source = scan::lane();
+        const u32 items = source < world ? shared.items[source] : 0;
+        const u32 pairs = source < world ? shared.pairs[source] : 0;
+        const u32 upto_items = scan::warp_inclusive(items);
+        const u32 upto_pairs = scan::warp_inclusive(pairs);
+        __syncwarp();
+        if (source < world) {
+            shared.items[source] = upto_items - items;
+            shared.pairs[source] = upto_pairs - pairs;
+        }
+        if (source + 1 == world) {
+            shared.items[world] = upto_items;
+            shared.pairs[world] = upto_pairs;
+            shared.end = upto_items;
+        }
+    }
+
+    // From the rows of an expert that come from earlier sources, which the handle has too, to where those of
+    // each source begin, if the expert's lie from `first` on.
+    __device__ __forceinline__ void note_sources(const sources::Groups &groups, u32 slot,
+                                                 u32 first) const {
+        groups.for_each([&](u32 source) {
+            u32 &place = Places(c_.g()).first(source, slot);
+            if (c_.keeps_books()) {
+                at<u32>(c_.p.handle.bases)[source * c_.g().slots + slot] = place;
+            }
+            place += first;
+        });
+    }
+
     // What the handle says of an expert whose `rows` rows lie from `first` on, where all fits. In the
     // flat layout rows do not lie by expert.
     __device__ __forceinline__ void note_expert(u32 slot, u32 rows, u32 first) const {
         const Geometry &geometry = c_.g();
-        for (u32 source = 0; source < geometry.world; ++source) {
-            const u32 entry = source * geometry.slots + slot;
-            at<u32>(c_.p.handle.bases)[entry] = Places(geometry).first(source, slot);
-        }
         at<u32>(c_.p.handle.taken)[slot] = 0;
         if (slot < geometry.local_experts) {
             at<i32>(c_.p.handle.tokens_per_expert)[slot] = i32(rows);

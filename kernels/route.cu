@@ -66,7 +66,8 @@ __device__ __forceinline__ void build(const RouteParams &p, const Blocks &blocks
     const Geometry &g = p.geometry;
     u32 *bases = shared;
     u32 *rest = shared + 2 * g.world;
-    const lists::Tables tables(g, rest, ptx::dynamic_shared_bytes() / sizeof(u32) - 2 * g.world);
+    const lists::Tables tables(g, rest, ptx::dynamic_shared_bytes() / sizeof(u32) - 2 * g.world,
+                               tokens);
     const OwnLists into(g, blocks, bases);
     const lists::Counts all{at<u32>(p.expert_counts), at<u32>(p.rank_counts)};
     lists::Kept kept;

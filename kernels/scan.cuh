@@ -18,7 +18,16 @@ __device__ __forceinline__ u32 warp_sum(u32 value) {
     return value;
 }
 
-// The sum of the values of all lanes up to this one.
+// The sum of the values of all lanes up to this one, of the `width` neighbouring lanes that it is one of: a power of two.
+__device__ __forceinline__ u32 group_inclusive(u32 value, u32 width) {
+    for (u32 step = 1; step < width; step *= 2) {
+        const u32 below = __shfl_up_sync(WHOLE, value, step, width);
+        value += lane() % width >= step ? below : 0;
+    }
+    return value;
+}
+
+// The same of all lanes.
 __device__ __forceinline__ u32 warp_inclusive(u32 value) {
 #pragma unroll
     for (u32 step = 1; step < WARP; step *= 2) {
@@ -50,6 +59,18 @@ __device__ __forceinline__ u32 block_sum(u32 value) {
     u32 total;
     block_exclusive(value, total);
     return total;
+}
+
+// Which of `count` numbers, `of(0)` and on, none below the one before it, is the last that is not above `value`. The
+// first is not.
+template <typename Of> __device__ __forceinline__ u32 last_upto(u32 count, u32 value, Of of) {
+    u32 last = 0;
+    for (u32 left = count; left > 1;) {
+        const u32 half = left / 2;
+        last += of(last + half) <= value ? half : 0;
+        left -= half;
+    }
+    return last;
 }
 
 } // namespace scan

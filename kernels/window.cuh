@@ -75,9 +75,8 @@ template <typename Params>
 __device__ __forceinline__ Candidate look_at(const Params &p, const Blocks &blocks, u32 position) {
     const u32 *source_items = at<const u32>(p.handle.source_items);
     Candidate found;
-    while (source_items[found.source + 1] <= position) {
-        ++found.source;
-    }
+    found.source =
+        scan::last_upto(p.geometry.world, position, [&](u32 source) { return source_items[source]; });
     found.place = position - source_items[found.source];
     const items::Lists lists(p.geometry, blocks, found.source);
     found.item = lists.item(found.place);
