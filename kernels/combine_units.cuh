@@ -29,6 +29,11 @@ struct Context {
     __device__ __forceinline__ u64 landing(u32 rank) const {
         return u64(blocks.of<u8>(rank, g().lane.landing));
     }
+    // Where a stamped piece of a partial sum lands.
+    __device__ __forceinline__ u64 stamped_sum(u32 rank, u32 slot, u32 piece) const {
+        return u64(blocks.of<u8>(rank, g().lane.returned)) +
+               (u64(slot) * g().sum_pieces + piece) * stamped::PIECE_BYTES;
+    }
 };
 
 // How many pieces of a sum a warp takes together, as a power of two. Flags are those of single pieces, so that
@@ -107,7 +112,11 @@ class Partials {
                 return source == c.g().rank ? 0 : min(items[source + 1], c.end) - min(items[source], c.end);
             });
         }
-        push::board.clear();
+        if (!stamped::ROWS) {
+            push::board.clear();
+        } else {
+            __syncthreads();
+        }
     }
 
     __device__ __forceinline__ explicit Partials(const Context &c)
@@ -153,8 +162,6 @@ class Partials {
         }
     }
     __device__ __forceinline__ void end() const { Raiser(Raise{c_.turn}).finish(pending_); }
-    // Raises what the warp has left to others, and none of them has seen to yet.
-    static __device__ __forceinline__ void settle(const Context &c) { Raiser(Raise{c.turn}).finish(0); }
 
   private:
     // A note is the address of the first flag, and in the bits that are zero there, how many more follow.

@@ -61,6 +61,8 @@ pub const RAISE: Text = ("raise.cuh", include_str!("raise.cuh"));
 pub const TURNS: Text = ("turns.cuh", include_str!("turns.cuh"));
 /// Entries of pushed lists that carry their turn.
 pub const STAMPED: Text = ("stamped.cuh", include_str!("stamped.cuh"));
+/// Pieces of rows that carry their turn.
+pub const STAMPED_ROWS: Text = ("stamped_rows.cuh", include_str!("stamped_rows.cuh"));
 /// The items of a window.
 pub const ITEMS: Text = ("items.cuh", include_str!("items.cuh"));
 /// Lists for each destination.
@@ -87,6 +89,7 @@ pub const HEADERS: &[Text] = &[
     ROWS,
     FEED,
     STAMPED,
+    STAMPED_ROWS,
     ITEMS,
     LISTS,
     STAGE,

@@ -6,6 +6,7 @@
 
 #include "items.cuh"
 #include "raise.cuh"
+#include "stamped_rows.cuh"
 
 namespace push {
 
@@ -32,6 +33,12 @@ __device__ __forceinline__ u64 rows_in(const Blocks &blocks, const Geometry &g, 
     return u64(blocks.of<u8>(to, region)) + u64(place) * g.max_tokens * row_bytes;
 }
 
+// Bytes of a row where it lands.
+__device__ __forceinline__ u32 landed_bytes(u32 row_bytes) {
+    return !stamped::ROWS ? row_bytes
+                         : stamped::pieces_of(row_bytes / sizeof(Quad)) * stamped::PIECE_BYTES;
+}
+
 // The flag in the block of `to` for a piece of a token of `source`: pieces are numbered through all tokens.
 __device__ __forceinline__ u64 *arrived(const Blocks &blocks, const Geometry &g, u32 to, u32 source,
                                         u32 piece) {
@@ -54,6 +61,23 @@ __device__ __forceinline__ bool await(const wait::Waiter &waiter, wait::Phase ph
     failed = __shfl_sync(WHOLE, failed, 0);
     __syncwarp();
     return !failed;
+}
+
+// Looks again at where a piece lands that carries its turn, until each lane has found its part; whether it came.
+__device__ __forceinline__ bool await_stamped(const wait::Waiter &waiter, wait::Phase phase, u32 culprit,
+                                              const stamped::Piece &piece, u64 place, u64 turn,
+                                              stamped::Piece::Found &found) {
+    bool failed = false;
+    if (!piece.is_of(found, turn)) {
+        // Very many threads may wait at once, for what comes together with what another waits for.
+        const u32 between = scan::lane() == 0 ? wait::LOOKS_BETWEEN_CONTROL : wait::LOOKS_OF_MANY;
+        const auto is_there = [&] {
+            found = piece.look(place);
+            return piece.is_of(found, turn);
+        };
+        failed = waiter.wait_until(phase, culprit, is_there, between) != 0;
+    }
+    return !__any_sync(WHOLE, failed);
 }
 
 // Where to store a row: to an address in each of the lanes in `lanes`.

@@ -19,15 +19,15 @@ __shared__ u32 prefix[turns::MOST_RANKS];
 
 extern __shared__ Quad parts[];
 
-// Small pieces have no part that would be worth the way through shared memory: two quads of a lane, of
-// several rows at a time, in registers. For Blackwell the compiler keeps more at hand, and would spill with
-// four rows.
+// Stamped pieces go through registers, several rows at a time: four where they are pushed, for which others wait. Where
+// they are added up, and for Blackwell, for which the compiler keeps more at hand, four would not fit.
+template <u32 AHEAD> using StampedSum = rows::Sum<stamped::ROW_QUADS, AHEAD>;
 #if __CUDA_ARCH__ >= 1000
-using SmallSum = rows::Sum<2, 2>;
+using PushedSum = StampedSum<2>;
 #else
-using SmallSum = rows::Sum<2, 4>;
+using PushedSum = StampedSum<4>;
 #endif
-constexpr u32 SMALL_PIECE_BYTES = 2 * scan::WARP * sizeof(Quad);
+using TokenSum = StampedSum<2>;
 
 struct Combine {
     const combine::Context &c;
@@ -101,53 +101,68 @@ struct Combine {
                                                          g().world, step, c.p.ordinal, NONE));
     }
 
-    // The sum of the rows of a unit that is a small piece.
-    __device__ __forceinline__ SmallSum add_small(const Unit &unit) const {
-        SmallSum sum(unit.begin, unit.end, c.quads());
+    // The sum of the rows of a unit that is a stamped piece.
+    template <typename Sum>
+    __device__ __forceinline__ Sum add_rows(const Unit &unit) const {
+        Sum sum(unit.begin, unit.end, c.quads());
         sum.add(c.p.expert_rows, unit.row, unit.weight, true, unit.rows);
         return sum;
     }
 
-    // Partial sums of small pieces. The flag of a warp's last piece may be left for `Partials::settle`.
-    __device__ __forceinline__ void push_small() const {
+    __device__ __forceinline__ void push_stamped() const {
         combine::Partials work(c);
         for (Unit unit = work.next(); unit.out != nullptr; unit = work.next()) {
-            add_small(unit).store(unit.out);
-            work.finish(unit);
-            work.flush();
+            const stamped::Piece piece(unit.end - unit.begin);
+            piece.put(c.stamped_sum(unit.rank, unit.slot, unit.piece), add_rows<PushedSum>(unit).rounded().quad,
+                      c.turn);
         }
     }
 
-    // Sums of small pieces. This rank's own part of a warp's first sum is added up while what it has pushed, and
-    // the headers of other ranks, are on their way.
-    __device__ __forceinline__ void sum_small(bool pushed) const {
+    // Adds what lands in the slots of the lanes in `lanes`, which name the ranks that it comes from; whether it came.
+    __device__ __forceinline__ bool add_landed(TokenSum &sum, const Unit &unit, const Destination &to,
+                                               u32 lanes) const {
+        const stamped::Piece piece(unit.end - unit.begin);
+        for (; lanes != 0; lanes &= lanes - 1) {
+            const u32 lane = __ffs(lanes) - 1;
+            const u64 place = c.stamped_sum(g().rank, unit.slot + lane, unit.piece);
+            const u32 from = __shfl_sync(scan::WHOLE, to.rank, lane);
+            stamped::Piece::Found found = piece.look(place);
+            if (!push::await_stamped(c.waiter, wait::Phase::Combine, from, piece, place, c.turn, found)) {
+                return false;
+            }
+            Quad quads[stamped::ROW_QUADS];
+            stamped::Piece::take(found, quads);
+            sum.add(quads);
+        }
+        return true;
+    }
+
+    // This rank's own part of a warp's first sum is added up while what it has pushed, and the headers of other ranks,
+    // are on their way.
+    __device__ __forceinline__ void sum_stamped() const {
         combine::Sums work(c);
         Destination to;
         Unit unit = work.next_own(to);
-        auto own = add_small(unit).rounded();
-        if (pushed) {
-            combine::Partials::settle(c);
-        }
+        auto own = add_rows<TokenSum>(unit).rounded();
         if (!acquire()) {
             return;
         }
         while (unit.out != nullptr) {
             work.take_landed(unit, to);
-            if (!work.await(unit)) {
+            // Ranks below this one, this one, those above.
+            TokenSum sum(unit.begin, unit.end, c.quads());
+            if (!add_landed(sum, unit, to, unit.landed & unit.below)) {
                 return;
             }
-            // Ranks below this one, this one, those above.
-            const u64 landing = c.landing(g().rank);
-            const u32 slot = unit.slot + scan::lane();
-            SmallSum sum(unit.begin, unit.end, c.quads());
-            sum.add(landing, slot, 1.0f, false, unit.landed & unit.below);
             if (unit.rows != 0) {
                 sum.add(own);
             }
-            sum.add(landing, slot, 1.0f, false, unit.landed & ~unit.below);
+            if (!add_landed(sum, unit, to, unit.landed & ~unit.below)) {
+                return;
+            }
             sum.store(unit.out);
             unit = work.next_own(to);
-            own = add_small(unit).rounded();
+            own = add_rows<TokenSum>(unit).rounded();
         }
     }
 
@@ -162,28 +177,21 @@ struct Combine {
         if (pushes) {
             combine::Partials::prepare(c);
         }
-        if (!small()) {
+        if (stamped::ROWS) {
             if (pushes) {
-                combine::Stream{c, parts}.run(combine::Partials(c));
+                push_stamped();
             }
-            if (receives && acquire()) {
-                combine::Stream{c, parts}.run(combine::Sums(c));
+            if (receives) {
+                sum_stamped();
             }
             return;
         }
         if (pushes) {
-            push_small();
+            combine::Stream{c, parts}.run(combine::Partials(c));
         }
-        if (receives) {
-            sum_small(pushes);
-        } else if (pushes) {
-            combine::Partials::settle(c);
+        if (receives && acquire()) {
+            combine::Stream{c, parts}.run(combine::Sums(c));
         }
-    }
-
-  private:
-    __device__ __forceinline__ bool small() const {
-        return g().sum_bytes <= g().sum_pieces * SMALL_PIECE_BYTES;
     }
 };
 
@@ -204,7 +212,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Combine, p.geometry.rank);
         }
     }
-    if (last_to_leave(lane) && threadIdx.x == 0) {
+    const bool clears = (p.halves & HALF_RECEIVE) != 0 && stamped::is_cleared_after(context.turn);
+    const bool last = clears ? last_to_arrive(lane) : last_to_leave(lane);
+    if (last && clears) {
+        stamped::clear(blocks.own<u8>(p.geometry.lane.returned), p.geometry.max_tokens * p.geometry.fanout,
+                       p.geometry.sum_pieces);
+    }
+    if (last && threadIdx.x == 0) {
         lane->pushed = lane->reduced = 0;
     }
 }

@@ -11,8 +11,8 @@ using scan::WARP;
 using scan::WHOLE;
 
 constexpr u32 THREADS = 512;
-// Quads of a lane in flight.
-constexpr u32 DEPTH = 7;
+// Quads of a lane in flight: no piece has more, or each has several times so many.
+constexpr u32 DEPTH = stamped::ROWS ? stamped::ROW_QUADS : 7;
 using turns::MOST_RANKS;
 
 // Tables of the lists, and afterwards `Places`.

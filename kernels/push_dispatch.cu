@@ -75,8 +75,14 @@ extern "C" __global__ void __launch_bounds__(dispatch::THREADS, 1)
             windows::leave_empty(p);
         }
     }
-    if (last_to_leave(lane) && threadIdx.x == 0) {
-        if ((p.halves & HALF_RECEIVE) != 0) {
+    const bool receives = (p.halves & HALF_RECEIVE) != 0;
+    const bool clears = receives && stamped::is_cleared_after(context.turn);
+    const bool last = clears ? last_to_arrive(lane) : last_to_leave(lane);
+    if (last && clears) {
+        dispatch::Receiving(context).clear_landed();
+    }
+    if (last && threadIdx.x == 0) {
+        if (receives) {
             ++lane->epoch;
             ++lane->turn;
         }

@@ -64,7 +64,7 @@ struct Geometry {
     u32 row_pieces;
     u32 sum_pieces;
     u32 clear_padding;
-    u32 reserved;
+    u32 stamped;
     LaneLayout lane;
 };
 SAME_LAYOUT(Geometry, 256, lane, 96);

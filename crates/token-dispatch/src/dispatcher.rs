@@ -31,7 +31,7 @@ use crate::record::RecordRing;
 mod loaded;
 
 pub(crate) use loaded::Kernels;
-pub use loaded::{device_kernels, specialization};
+pub use loaded::device_kernels;
 
 /// One rank's part in moving tokens: everything that its dispatches and combines share. A clone is
 /// the same dispatcher.

@@ -24,12 +24,15 @@
 //! | pushed items | [`Item`] | ranks × tokens | the peer of that index |
 //! | pushed pairs | [`Pair`] | ranks × tokens × pair width | the peer of that index |
 //! | arrived | u64 | ranks × tokens × pieces of a row | the peer of that index |
-//! | returned | u64 | tokens × fan-out × pieces of a sum | the rank that a slot was addressed to |
-//! | pushed rows | row | (ranks − 1) × tokens | the peer of that index, itself left out |
-//! | pushed scales | row of scales | (ranks − 1) × tokens | the same |
+//! | returned | u64; if rows are stamped, a piece | tokens × fan-out × pieces of a sum | the rank that a slot was addressed to |
+//! | pushed rows | row, if stamped in pieces | (ranks − 1) × tokens | the peer of that index, itself left out |
+//! | pushed scales | row of scales, if stamped in pieces | (ranks − 1) × tokens | the same |
 //!
 //! *Fan-out* is the most ranks that a token can be sent to: min(top-k, ranks). *Pair width* is the most
 //! experts of one rank that a token can name: min(top-k, expert slots).
+//!
+//! Up to [`MOST_STAMPED`] tokens rows are *stamped*: devices send each piece with its turn in it. The host sends
+//! rows as they are, into the same regions, and raises flags.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -86,8 +89,8 @@ pub(crate) struct Geometry {
     pub sum_pieces: u32,
     /// Nonzero: a dispatch clears the rows with which those of an expert are padded.
     pub clear_padding: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Nonzero: between devices pieces carry their turn, in place of a flag; see `stamped_rows.cuh`.
+    pub stamped: u32,
     /// Where the regions of a lane's shared block start.
     pub lane: LaneLayout,
 }
@@ -128,7 +131,7 @@ pub(crate) struct LaneLayout {
     pub pushed_pairs: u64,
     /// A flag for each piece of each peer's tokens.
     pub arrived: u64,
-    /// A flag for each piece of each landing slot.
+    /// A flag for each piece of each landing slot; or the piece, stamped.
     pub returned: u64,
     /// Token rows of every other rank.
     pub pushed_rows: u64,
@@ -143,15 +146,38 @@ fn pieces(row_bytes: usize, accesses: usize) -> u32 {
     row_bytes.div_ceil(accesses * 32 * 16).max(1) as u32
 }
 
+/// The most tokens of a rank of which rows carry their turn. They take a third more of the link then and wait for it
+/// less often; with more tokens it is bytes that count.
+const MOST_STAMPED: usize = 256;
+
+/// Whether a dispatcher's rows are stamped.
+pub(crate) fn stamps_rows(config: &DispatchConfig) -> bool {
+    config.can_push() && config.max_tokens <= MOST_STAMPED
+}
+
+/// Accesses of a lane in one piece of a stamped row, and the bytes of the piece on its way: a fourth access has
+/// what the turn has taken the place of. As in `stamped_rows.cuh`.
+const STAMPED_ACCESSES: usize = 3;
+const STAMPED_PIECE_BYTES: usize = (STAMPED_ACCESSES + 1) * 32 * 16;
+
 /// Accesses of a lane in one piece of a row and in one piece of a partial sum. Where there are few rows
 /// each is cut into small pieces, so that enough warps have one; where there are many, fewer flags cost
 /// less. A sum has several rows in flight for each access.
 fn accesses(max_tokens: usize) -> (usize, usize) {
     match max_tokens {
-        ..=16 => (2, 1),
-        17..=256 => (4, 2),
+        ..=MOST_STAMPED => (STAMPED_ACCESSES, STAMPED_ACCESSES),
         257..=1024 => (7, 4),
         _ => (14, 7),
+    }
+}
+
+/// Bytes of a row of so many where it lands.
+fn landed(max_tokens: usize, row_bytes: usize) -> usize {
+    match max_tokens {
+        ..=MOST_STAMPED if row_bytes != 0 => {
+            pieces(row_bytes, STAMPED_ACCESSES) as usize * STAMPED_PIECE_BYTES
+        }
+        _ => row_bytes,
     }
 }
 
@@ -189,7 +215,7 @@ impl Geometry {
             row_pieces: pieces(config.row_bytes(), accesses(config.max_tokens).0),
             sum_pieces: pieces(config.sum_bytes(), accesses(config.max_tokens).1),
             clear_padding: u32::from(config.clear_padding),
-            reserved: 0,
+            stamped: u32::from(stamps_rows(config)),
             lane: LaneLayout::new(world, slots, config, fanout, push),
         }
     }
@@ -209,6 +235,7 @@ impl LaneLayout {
         let (in_row, in_sum) = accesses(tokens);
         let row_pieces = pieces(config.row_bytes(), in_row) as usize;
         let sum_pieces = pieces(config.sum_bytes(), in_sum) as usize;
+        let returned = if tokens <= MOST_STAMPED { STAMPED_PIECE_BYTES } else { size_of::<u64>() };
         let layout = Self {
             dispatch_words: region(size_of::<u32>(), world),
             combine_words: region(size_of::<u32>(), world),
@@ -226,9 +253,9 @@ impl LaneLayout {
             pushed_items: region(size_of::<Item>(), world * pushed),
             pushed_pairs: region(size_of::<Pair>(), world * pushed * top_k.min(slots)),
             arrived: region(size_of::<u64>(), world * pushed * row_pieces),
-            returned: region(size_of::<u64>(), pushed * fanout * sum_pieces),
-            pushed_rows: region(config.row_bytes(), (world - 1) * pushed),
-            pushed_scales: region(config.scale_bytes(), (world - 1) * pushed),
+            returned: region(returned, pushed * fanout * sum_pieces),
+            pushed_rows: region(landed(tokens, config.row_bytes()), (world - 1) * pushed),
+            pushed_scales: region(landed(tokens, config.scale_bytes()), (world - 1) * pushed),
             bytes: 0,
         };
         Self { bytes: end, ..layout }
@@ -272,6 +299,27 @@ mod tests {
         assert!(lane.landing - lane.staging >= 100 * 512);
         assert!(lane.bytes - lane.landing >= 800 * 512);
         assert!(lane.landing.is_multiple_of(256));
+    }
+
+    #[test]
+    fn rows_of_few_tokens_land_with_room_for_their_turn() {
+        let lane = |tokens: usize| {
+            let map = ExpertMap::contiguous(16, 2).unwrap();
+            let config = DispatchConfig::builder(7168, 8, tokens, map).build().unwrap();
+            let geometry = Geometry::new(&config, ep_context::Rank(0), 2);
+            (geometry.stamped, geometry.row_pieces, geometry.sum_pieces, geometry.lane)
+        };
+        // 14 336 bytes are 896 accesses of 16: ten pieces of at most three for each lane.
+        let (stamped, in_row, in_sum, few) = lane(MOST_STAMPED);
+        assert_eq!((stamped, in_row, in_sum), (1, 10, 10));
+        let landed = MOST_STAMPED as u64 * 10 * 2048;
+        assert_eq!(few.pushed_rows - few.returned, 2 * landed);
+        assert_eq!(few.pushed_scales - few.pushed_rows, landed);
+        // The host raises a flag for each piece, in the same place.
+        assert!(few.pushed_rows - few.returned >= MOST_STAMPED as u64 * 2 * 10 * 8);
+        let (stamped, in_row, _, many) = lane(MOST_STAMPED + 1);
+        assert_eq!((stamped, in_row), (0, 4));
+        assert_eq!(many.pushed_scales - many.pushed_rows, 257 * 14_336);
     }
 
     #[test]

@@ -54,9 +54,6 @@ const FEED_BYTES: u32 = 192 << 10;
 /// Shared memory that every block has besides.
 const STATIC_BYTES: u32 = 1 << 10;
 
-/// Bytes of a piece of a sum up to which rows go through registers instead; see `push_combine.cu`.
-const SMALL_PIECE_BYTES: u32 = 2 * WARP * 16;
-
 /// The most blocks of a combine whose limit is what its multiprocessors execute, and not memory or links.
 const FEW_BLOCKS: u32 = 64;
 
@@ -169,7 +166,8 @@ pub(crate) fn push_combine(
         // As many as keep the link busy; what they push are sums of several rows each.
         _ => (blocks * 5).div_ceil(12),
     };
-    let small = g.sum_bytes <= g.sum_pieces * SMALL_PIECE_BYTES;
+    // Rows of stamped sums go through registers instead.
+    let small = g.stamped != 0;
     let feed = if small { 0 } else { FEED_BYTES };
     let shared_bytes = feed.min(most_shared.saturating_sub(STATIC_BYTES));
     let launch = LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes };

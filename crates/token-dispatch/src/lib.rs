@@ -29,7 +29,7 @@ pub use config::{
     Weighting,
 };
 pub use dispatch::{Dispatch, TokenCount, TopKIds};
-pub use dispatcher::{TokenDispatcher, device_kernels, specialization};
+pub use dispatcher::{TokenDispatcher, device_kernels};
 pub use dtype::DType;
 pub use error::DispatchError;
 pub use experts::{ExpertHome, ExpertMap};

@@ -5,6 +5,7 @@ use ep_context::{Backend, Kernel, KernelSource, Specialization};
 use crate::config::DispatchConfig;
 use crate::dtype::DType;
 use crate::error::DispatchError;
+use crate::geometry;
 use crate::kernels;
 
 /// Every kernel, loaded before anything can wait on the device.
@@ -30,7 +31,7 @@ pub(crate) struct Kernels<B: Backend> {
 }
 
 /// The constants that kernels are compiled with.
-pub fn specialization(hidden: usize, top_k: usize, dtype: DType, world: usize) -> Specialization {
+fn constants(hidden: usize, top_k: usize, dtype: DType, world: usize) -> Specialization {
     Specialization::new()
         .with("HIDDEN", hidden as u64)
         .with("TOP_K", top_k as u64)
@@ -38,16 +39,27 @@ pub fn specialization(hidden: usize, top_k: usize, dtype: DType, world: usize) -
         .with("WORLD", world as u64)
 }
 
-/// The device code of every kernel that a dispatcher loads, for compiling it ahead of time.
-pub fn device_kernels() -> Vec<KernelSource> {
-    [
+/// The same of kernels that push, of which there is one for few tokens and one for many.
+fn pushing(constants: &Specialization, stamped: bool) -> Specialization {
+    constants.clone().with("STAMPED", u64::from(stamped))
+}
+
+/// The device code of every kernel that a dispatcher loads and what it is compiled with, whatever its most tokens
+/// are: for compiling ahead of time.
+pub fn device_kernels(
+    hidden: usize,
+    top_k: usize,
+    dtype: DType,
+    world: usize,
+) -> Vec<(KernelSource, Specialization)> {
+    let constants = constants(hidden, top_k, dtype, world);
+    let push = [kernels::PushDispatch::SOURCE, kernels::PushCombine::SOURCE];
+    let others = [
         kernels::StepBegin::SOURCE,
         kernels::Route::SOURCE,
         kernels::Count::SOURCE,
         kernels::Window::SOURCE,
         kernels::Gather::SOURCE,
-        kernels::PushDispatch::SOURCE,
-        kernels::PushCombine::SOURCE,
         kernels::ReducePush::SOURCE,
         kernels::Reduce::SOURCE,
         kernels::Acknowledge::SOURCE,
@@ -59,10 +71,13 @@ pub fn device_kernels() -> Vec<KernelSource> {
         kernels::Acquire::SOURCE,
         kernels::Regather::SOURCE,
         kernels::PushWeightGrads::SOURCE,
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    ];
+    let push = [false, true].into_iter().flat_map(|stamped| {
+        let constants = pushing(&constants, stamped);
+        push.into_iter().flatten().map(move |source| (source, constants.clone()))
+    });
+    let others = others.into_iter().flatten().map(|source| (source, constants.clone()));
+    push.chain(others).collect()
 }
 
 impl<B: Backend> Kernels<B> {
@@ -71,7 +86,8 @@ impl<B: Backend> Kernels<B> {
         config: &DispatchConfig,
         world: usize,
     ) -> Result<Self, DispatchError> {
-        let constants = specialization(config.hidden, config.top_k, config.dtype, world);
+        let constants = constants(config.hidden, config.top_k, config.dtype, world);
+        let pushing = pushing(&constants, geometry::stamps_rows(config));
         fn load<B: Backend, K: Kernel>(
             backend: &B,
             constants: &Specialization,
@@ -84,8 +100,8 @@ impl<B: Backend> Kernels<B> {
             count: load::<B, _>(backend, &constants)?,
             window: load::<B, _>(backend, &constants)?,
             gather: load::<B, _>(backend, &constants)?,
-            push_dispatch: load::<B, _>(backend, &constants)?,
-            push_combine: load::<B, _>(backend, &constants)?,
+            push_dispatch: load::<B, _>(backend, &pushing)?,
+            push_combine: load::<B, _>(backend, &pushing)?,
             reduce_push: load::<B, _>(backend, &constants)?,
             reduce: load::<B, _>(backend, &constants)?,
             acknowledge: load::<B, _>(backend, &constants)?,

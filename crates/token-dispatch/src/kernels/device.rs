@@ -34,11 +34,19 @@ struct Instance {
     source: KernelSource,
     top_k: u64,
     dtype: u64,
+    stamped: bool,
+}
+
+impl Instance {
+    /// The same for few tokens.
+    fn stamped(self) -> Self {
+        Self { stamped: true, ..self }
+    }
 }
 
 fn instance<K: Kernel>(top_k: u64, dtype: u64) -> Instance {
     let source = K::SOURCE.unwrap_or_else(|| panic!("{} has no device body", K::NAME));
-    Instance { name: K::NAME, source, top_k, dtype }
+    Instance { name: K::NAME, source, top_k, dtype, stamped: false }
 }
 
 /// Every kernel for what is usual, and those that depend on top-k or the number format for its other
@@ -60,8 +68,10 @@ fn instances() -> Vec<Instance> {
     ];
     all.extend([1, 4, 6, 8, 10, 32, 33, 64].map(|top_k| instance::<Route>(top_k, 0)));
     all.extend([1, 8, 32].map(|top_k| instance::<PushDispatch>(top_k, 0)));
+    all.extend([8, 32].map(|top_k| instance::<PushDispatch>(top_k, 0).stamped()));
     for dtype in 0..3 {
         all.push(instance::<PushCombine>(8, dtype));
+        all.push(instance::<PushCombine>(8, dtype).stamped());
         all.push(instance::<ReducePush>(8, dtype));
         all.push(instance::<Reduce>(8, dtype));
         all.push(instance::<Regather>(8, dtype));
@@ -76,14 +86,16 @@ fn kernels_compile_for_every_architecture_without_spills() {
     if !nvrtc_is_there("kernels_compile_for_every_architecture_without_spills") {
         return;
     }
-    for Instance { name, source, top_k, dtype } in instances {
+    for Instance { name, source, top_k, dtype, stamped } in instances {
         let constants = Specialization::new()
             .with("HIDDEN", 7168)
             .with("TOP_K", top_k)
             .with("DTYPE", dtype)
-            .with("WORLD", 8);
+            .with("WORLD", 8)
+            .with("STAMPED", stamped.into());
         for architecture in ARCHITECTURES {
-            let case = format!("{name} for top-{top_k}, format {dtype}, {architecture}");
+            let rows = if stamped { ", stamped" } else { "" };
+            let case = format!("{name} for top-{top_k}, format {dtype}, {architecture}{rows}");
             let compiled = compile(&source, &constants, architecture)
                 .unwrap_or_else(|error| panic!("{case}: {error}"));
             assert!(compiled.log.contains("registers"), "{case}: no report: {}", compiled.log);
@@ -110,7 +122,7 @@ fn agreements() -> String {
         Geometry {
             world, rank, experts, slots, local_experts, top_k, fanout, max_tokens, alignment, hidden,
             row_bytes, scale_bytes, token_bytes, sum_bytes, dtype, quantize, flat, flat_width,
-            weighted, push, row_pieces, sum_pieces, clear_padding, reserved, lane,
+            weighted, push, row_pieces, sum_pieces, clear_padding, stamped, lane,
         }
         DispatchHeader {
             step, ordinal, items, item_base, pairs, pair_base, transfer, reserved,
