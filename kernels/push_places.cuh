@@ -19,7 +19,9 @@ class Placing {
     __device__ __forceinline__ bool run() const {
         const Geometry &geometry = c_.g();
         const Places places(geometry);
-        const u32 width = geometry.slots + 2;
+        // In the flat layout a row's place follows from its item, and experts concern the books only.
+        const u32 slots = geometry.flat == 0 || c_.keeps_books() ? geometry.slots : 0;
+        const u32 width = slots + 2;
         bool failed = false;
         for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
             const u32 source = i / width;
@@ -36,13 +38,14 @@ class Placing {
         }
         if (threadIdx.x >= THREADS - WARP) {
             add_sources();
+            take_turns();
         }
         const sources::Groups groups(geometry.world);
         u32 end = 0;
         u32 padding = 0;
-        for (u32 from = 0; from < geometry.slots; from += groups.experts()) {
+        for (u32 from = 0; from < slots; from += groups.experts()) {
             const u32 slot = from + groups.expert();
-            const bool mine = slot < geometry.slots;
+            const bool mine = slot < slots;
             const bool leads = mine && groups.leads();
             const u32 rows = groups.add(
                 [&](u32 source) { return mine ? places.first(source, slot) : 0; },
@@ -72,7 +75,6 @@ class Placing {
         if (threadIdx.x == 0) {
             places.padding_before(geometry.slots) = padding;
         }
-        take_turns();
         __syncthreads();
         const u32 required = geometry.flat != 0
                                  ? round_up(shared.items[geometry.world], geometry.alignment)
@@ -153,6 +155,7 @@ class Placing {
             shared.pairs[world] = upto_pairs;
             shared.end = upto_items;
         }
+        __syncwarp();
     }
 
     // From the rows of an expert that come from earlier sources, which the handle has too, to where those of
@@ -251,19 +254,19 @@ class Placing {
                 first + at<const u32>(c_.p.handle.bases)[i];
         }
         __syncthreads();
-        take_turns();
+        if (threadIdx.x < WARP) {
+            take_turns();
+        }
         __syncthreads();
         return true;
     }
 
-    // Of the items that the window takes.
+    // Of the items that the window takes. One warp calls this.
     __device__ __forceinline__ void take_turns() const {
-        if (threadIdx.x < WARP) {
-            shared.turns.lay_out(c_.g(), [](u32 source) {
-                return min(shared.items[source + 1], shared.end) -
-                       min(shared.items[source], shared.end);
-            });
-        }
+        shared.turns.lay_out(c_.g(), [](u32 source) {
+            return min(shared.items[source + 1], shared.end) -
+                   min(shared.items[source], shared.end);
+        });
     }
 
     const Context &c_;
