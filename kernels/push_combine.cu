@@ -3,11 +3,11 @@
 
 // A whole combine after a dispatch that pushed.
 //
-// The first blocks push: for each item of another rank the weighted sum of its rows, piece by piece, into
-// the owner's landing slot, with a flag behind it. All others, and these once they are done, add up this
-// rank's own tokens: the partial sum of its own experts straight from their rows, those of other ranks as
-// their flags come. Every rank is told at once how many of its items will be processed, since that has
-// been known since the dispatch. Nobody who pushes waits for another rank.
+// The first blocks push: for each item of another rank the weighted sum of its rows, piece by piece, to the
+// owner, stamped or with a flag behind it. All others, and these once they are done, add up this rank's own
+// tokens: the partial sum of its own experts straight from their rows, those of other ranks as they come. Every
+// rank is told at once how many of its items will be processed, since that has been known since the dispatch.
+// Nobody who pushes waits for another rank.
 //
 // Compiled for blocks of 512 threads, one on a multiprocessor.
 

@@ -9,7 +9,7 @@
 // rank that it is for; the next block keeps the books. Those behind it send: every token goes once to each
 // other rank of its experts, to a place that follows from its number. All others, and these once they are
 // done, find from what every rank tells where each row belongs, and bring the rows there: their own tokens
-// from where the caller left them, those of other ranks as their flags come. Nobody who sends waits for
+// from where the caller left them, those of other ranks as they come. Nobody who sends waits for
 // another rank.
 //
 // Compiled for blocks of 512 threads, one on a multiprocessor.
