@@ -97,6 +97,17 @@ struct Unit {
 // The items of other ranks.
 __shared__ turns::Turns turns;
 
+// Which items came from the lane's rank: the next rank's in the first lane.
+struct Share {
+    u32 begin;
+    u32 end;
+
+    static __device__ __forceinline__ Share of_lane(const Geometry &g, u64 source_items) {
+        const u32 *items = at<const u32>(source_items) + nth_peer(g, min(scan::lane(), g.world - 1));
+        return Share{items[0], items[1]};
+    }
+};
+
 // Partial sums for other ranks, an item of each in turn, into the landing slots of the items' owners.
 // Nobody is waited for.
 class Partials {
@@ -105,11 +116,10 @@ class Partials {
     static constexpr bool ADDS_RANKS = false;
 
     // Before the first of them; every thread of the block calls it.
-    static __device__ __forceinline__ void prepare(const Context &c) {
+    static __device__ __forceinline__ void prepare(const Context &c, const Share &share) {
         if (threadIdx.x < WARP) {
-            const u32 *items = at<const u32>(c.p.handle.source_items);
             turns.lay_out(c.g(), [&](u32 source) {
-                return source == c.g().rank ? 0 : min(items[source + 1], c.end) - min(items[source], c.end);
+                return source == c.g().rank ? 0 : min(share.end, c.end) - min(share.begin, c.end);
             });
         }
         if (!stamped::ROWS) {

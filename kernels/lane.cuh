@@ -116,7 +116,7 @@ class StepView {
 // Whether this rank holds a fault, the same answer for all threads of the block. Every thread of the
 // block calls it. Costs no look across the bus; see `wait::Waiter::held`.
 __device__ __forceinline__ bool faulted(const wait::Waiter &waiter) {
-    return __syncthreads_or(threadIdx.x == 0 && waiter.poisoned() && waiter.held() != 0);
+    return __syncthreads_or(threadIdx.x == 0 && waiter.begins_poisoned() && waiter.held() != 0);
 }
 
 // Waits for the word of every rank; whether all came. Every thread of the block calls it; all of them

@@ -47,7 +47,7 @@ struct StepBeginParams {
     u32 shape_count;
     ShapeCheck shapes[4];
 };
-SAME_LAYOUT(StepBeginParams, 120, shapes, 56);
+SAME_LAYOUT(StepBeginParams, 128, shapes, 64);
 
 struct RouteParams {
     Geometry geometry;
@@ -68,7 +68,7 @@ struct RouteParams {
     u32 ordinal;
     u32 dependent;
 };
-SAME_LAYOUT(RouteParams, 496, dependent, 492);
+SAME_LAYOUT(RouteParams, 504, dependent, 500);
 
 // Halves of an operation that pushes.
 constexpr u32 HALF_SEND = 1;
@@ -108,7 +108,7 @@ struct PushDispatchParams {
     u32 halves;
     u32 reserved;
 };
-SAME_LAYOUT(PushDispatchParams, 576, reserved, 572);
+SAME_LAYOUT(PushDispatchParams, 584, reserved, 580);
 
 // A combine after such a dispatch, or a half of it.
 struct PushCombineParams {
@@ -131,7 +131,7 @@ struct PushCombineParams {
     u32 num_tokens;
     u32 row_limit;
 };
-SAME_LAYOUT(PushCombineParams, 472, row_limit, 468);
+SAME_LAYOUT(PushCombineParams, 480, row_limit, 476);
 
 struct CountParams {
     Geometry geometry;
@@ -149,7 +149,7 @@ struct CountParams {
     u32 reserved;
     u64 condition;
 };
-SAME_LAYOUT(CountParams, 464, condition, 456);
+SAME_LAYOUT(CountParams, 472, condition, 464);
 
 struct WindowParams {
     Geometry geometry;
@@ -162,7 +162,7 @@ struct WindowParams {
     u32 last;
     u64 condition;
 };
-SAME_LAYOUT(WindowParams, 440, condition, 432);
+SAME_LAYOUT(WindowParams, 448, condition, 440);
 
 struct GatherParams {
     Geometry geometry;
@@ -172,7 +172,7 @@ struct GatherParams {
     u64 rows;
     u64 scales;
 };
-SAME_LAYOUT(GatherParams, 424, scales, 416);
+SAME_LAYOUT(GatherParams, 432, scales, 424);
 
 struct ReducePushParams {
     Geometry geometry;
@@ -188,7 +188,7 @@ struct ReducePushParams {
     u32 row_limit;
     u32 reserved;
 };
-SAME_LAYOUT(ReducePushParams, 448, reserved, 444);
+SAME_LAYOUT(ReducePushParams, 456, reserved, 452);
 
 struct FoldParams {
     Geometry geometry;
@@ -199,7 +199,7 @@ struct FoldParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(FoldParams, 320, reserved, 316);
+SAME_LAYOUT(FoldParams, 328, reserved, 324);
 
 struct ReduceParams {
     Geometry geometry;
@@ -211,7 +211,7 @@ struct ReduceParams {
     u32 num_tokens;
     u32 reserved;
 };
-SAME_LAYOUT(ReduceParams, 432, reserved, 428);
+SAME_LAYOUT(ReduceParams, 440, reserved, 436);
 
 struct RestageParams {
     Geometry geometry;
@@ -223,7 +223,7 @@ struct RestageParams {
     u32 ordinal;
     u32 num_tokens;
 };
-SAME_LAYOUT(RestageParams, 432, num_tokens, 428);
+SAME_LAYOUT(RestageParams, 440, num_tokens, 436);
 
 struct AcquireParams {
     Geometry geometry;
@@ -233,7 +233,7 @@ struct AcquireParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcquireParams, 312, reserved, 308);
+SAME_LAYOUT(AcquireParams, 320, reserved, 316);
 
 struct RegatherParams {
     Geometry geometry;
@@ -245,7 +245,7 @@ struct RegatherParams {
     u32 row_limit;
     u32 whole;
 };
-SAME_LAYOUT(RegatherParams, 432, whole, 428);
+SAME_LAYOUT(RegatherParams, 440, whole, 436);
 
 struct PushWeightGradsParams {
     Geometry geometry;
@@ -256,7 +256,7 @@ struct PushWeightGradsParams {
     u32 row_limit;
     u32 reserved;
 };
-SAME_LAYOUT(PushWeightGradsParams, 424, reserved, 420);
+SAME_LAYOUT(PushWeightGradsParams, 432, reserved, 428);
 
 struct AcknowledgeParams {
     Geometry geometry;
@@ -267,7 +267,7 @@ struct AcknowledgeParams {
     u32 ordinal;
     u32 reserved;
 };
-SAME_LAYOUT(AcknowledgeParams, 320, reserved, 316);
+SAME_LAYOUT(AcknowledgeParams, 328, reserved, 324);
 
 struct StepEndParams {
     wait::WaitParams wait;
@@ -280,7 +280,7 @@ struct StepEndParams {
     u32 max_dispatches;
     u32 hold;
 };
-SAME_LAYOUT(StepEndParams, 72, hold, 68);
+SAME_LAYOUT(StepEndParams, 80, hold, 76);
 
 struct ResumeParams {
     u64 state;
@@ -291,4 +291,4 @@ struct AbandonParams {
     wait::WaitParams wait;
     u64 fault;
 };
-SAME_LAYOUT(AbandonParams, 32, fault, 24);
+SAME_LAYOUT(AbandonParams, 40, fault, 32);

@@ -33,6 +33,7 @@ struct Combine {
     const combine::Context &c;
     u32 epoch;
     u32 step;
+    combine::Share share;
 
     __device__ __forceinline__ const Geometry &g() const { return c.g(); }
 
@@ -175,7 +176,7 @@ struct Combine {
             announce();
         }
         if (pushes) {
-            combine::Partials::prepare(c);
+            combine::Partials::prepare(c, share);
         }
         if (stamped::ROWS) {
             if (pushes) {
@@ -204,10 +205,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const combine::Context context{p, waiter, blocks, lane->turn, window->end, window->tokens, prefix};
     // On its way, as these are, while it is found out whether there is a fault.
     const u32 total = u32(*at<const i32>(p.handle.total));
+    const combine::Share share = combine::Share::of_lane(p.geometry, p.handle.source_items);
     if (!faulted(waiter)) {
         // Which dispatch filled the handle last, replays decide.
         if (context.tokens <= p.num_tokens && total <= p.row_limit) {
-            Combine{context, lane->epoch, StepView(p.state).step()}.run();
+            Combine{context, lane->epoch, StepView(p.state).step(), share}.run();
         } else if (blockIdx.x == 0 && threadIdx.x == 0) {
             waiter.fail(wait::FaultKind::TooManyTokens, wait::Phase::Combine, p.geometry.rank);
         }

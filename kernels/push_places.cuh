@@ -55,12 +55,10 @@ class Placing {
                     }
                 });
             const u32 padded = leads ? round_up(rows, geometry.alignment) : 0;
-            u32 more;
-            const u32 before = groups.of_first(end + scan::block_exclusive(padded, more));
-            end += more;
-            const u32 padding_before =
-                padding + scan::block_exclusive(leads ? padded - rows : 0, more);
-            padding += more;
+            scan::Two more;
+            const scan::Two here =
+                scan::block_exclusive(scan::Two{padded, leads ? padded - rows : 0}, more);
+            const u32 before = groups.of_first(end + here.first);
             if (mine) {
                 note_sources(groups, slot, before);
             }
@@ -69,8 +67,10 @@ class Placing {
                     note_expert(slot, rows, before);
                 }
                 places.end(slot) = before + rows;
-                places.padding_before(slot) = padding_before;
+                places.padding_before(slot) = padding + here.second;
             }
+            end += more.first;
+            padding += more.second;
         }
         if (threadIdx.x == 0) {
             places.padding_before(geometry.slots) = padding;

@@ -22,16 +22,16 @@ __device__ __forceinline__ u32 warp_sum(u32 value) {
 __device__ __forceinline__ u32 group_inclusive(u32 value, u32 width) {
     for (u32 step = 1; step < width; step *= 2) {
         const u32 below = __shfl_up_sync(WHOLE, value, step, width);
-        value += lane() % width >= step ? below : 0;
+        value += (lane() & (width - 1)) >= step ? below : 0;
     }
     return value;
 }
 
 // The same of all lanes.
-__device__ __forceinline__ u32 warp_inclusive(u32 value) {
+template <typename T> __device__ __forceinline__ T warp_inclusive(T value) {
 #pragma unroll
     for (u32 step = 1; step < WARP; step *= 2) {
-        const u32 below = __shfl_up_sync(WHOLE, value, step);
+        const T below = __shfl_up_sync(WHOLE, value, step);
         value += lane() >= step ? below : 0;
     }
     return value;
@@ -39,19 +39,31 @@ __device__ __forceinline__ u32 warp_inclusive(u32 value) {
 
 // The sum of the values of all threads before this one; `total` becomes that of all. Every thread of
 // the block takes part, and the block is made of whole warps.
-__device__ __forceinline__ u32 block_exclusive(u32 value, u32 &total) {
-    __shared__ u32 of_warp[WARP];
-    const u32 upto = warp_inclusive(value);
+template <typename T> __device__ __forceinline__ T block_exclusive(T value, T &total) {
+    __shared__ T of_warp[WARP];
+    const T upto = warp_inclusive(value);
     // Whoever comes from an earlier sum has read it.
     __syncthreads();
     if (lane() == WARP - 1) {
         of_warp[threadIdx.x / WARP] = upto;
     }
     __syncthreads();
-    const u32 warps = warp_inclusive(lane() < blockDim.x / WARP ? of_warp[lane()] : 0);
+    const T warps = warp_inclusive(lane() < blockDim.x / WARP ? of_warp[lane()] : T(0));
     total = __shfl_sync(WHOLE, warps, WARP - 1);
-    const u32 before = __shfl_sync(WHOLE, warps, (threadIdx.x / WARP + WARP - 1) % WARP);
+    const T before = __shfl_sync(WHOLE, warps, (threadIdx.x / WARP + WARP - 1) % WARP);
     return (threadIdx.x < WARP ? 0 : before) + upto - value;
+}
+
+// Two sums that are made as one.
+struct Two {
+    u32 first;
+    u32 second;
+};
+__device__ __forceinline__ Two block_exclusive(const Two &value, Two &total) {
+    u64 both;
+    const u64 before = block_exclusive(u64(value.second) << 32 | value.first, both);
+    total = Two{u32(both), u32(both >> 32)};
+    return Two{u32(before), u32(before >> 32)};
 }
 
 // The sum of the values of all threads.

@@ -39,10 +39,11 @@ constexpr u32 GONE = 2;
 struct WaitParams {
     u64 control;
     u64 attention;
+    u64 own;
     u32 rank;
     u32 world;
 };
-SAME_LAYOUT(WaitParams, 24, world, 20);
+SAME_LAYOUT(WaitParams, 32, world, 28);
 
 struct ControlBlock {
     u32 abort;
@@ -115,6 +116,12 @@ class Waiter {
     // Whether `held` will say that there is a fault. Orders nothing, so that it delays nothing.
     __device__ __forceinline__ bool poisoned() const {
         return ptx::load_relaxed_sys(&own()->poison) != 0;
+    }
+
+    // The same at the beginning of an operation, of which nothing goes on before it is known: by an address that
+    // is not looked up, and that elsewhere would be in the way.
+    __device__ __forceinline__ bool begins_poisoned() const {
+        return ptx::load_relaxed_sys(&at<const AttentionBlock>(params_.own)->poison) != 0;
     }
 
     // Waits until `word` holds `expected`, which `culprit` will store. Returns zero, or the fault

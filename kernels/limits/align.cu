@@ -7,7 +7,7 @@ struct AlignParams {
     // How many barriers have begun.
     u64 begun;
 };
-SAME_LAYOUT(AlignParams, 40, begun, 32);
+SAME_LAYOUT(AlignParams, 48, begun, 40);
 
 // Waits until every rank has come here. One block, since it waits.
 //

@@ -12,7 +12,7 @@ struct PingPongParams {
     // Whether this rank signals before it waits.
     u32 serves;
 };
-SAME_LAYOUT(PingPongParams, 56, serves, 52);
+SAME_LAYOUT(PingPongParams, 64, serves, 60);
 
 // About a second, after which nobody needs to know how fast it is.
 constexpr u32 LOOKS = 1 << 20;

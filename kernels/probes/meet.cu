@@ -10,7 +10,7 @@ struct Params {
     u32 peer;
     u32 epoch;
 };
-SAME_LAYOUT(Params, 56, epoch, 52);
+SAME_LAYOUT(Params, 64, epoch, 60);
 
 extern "C" __global__ void meet(const __grid_constant__ Params p) {
     if (blockIdx.x != 0 || threadIdx.x != 0) {

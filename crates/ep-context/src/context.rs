@@ -254,6 +254,7 @@ impl<B: Backend> EpContext<B> {
         WaitParams {
             control: self.inner.signals.control.address(),
             attention: self.inner.signals.table.address(),
+            own: self.inner.signals.attention.own_address(),
             rank: self.rank().0,
             world: u32::try_from(self.world()).unwrap_or(u32::MAX),
         }

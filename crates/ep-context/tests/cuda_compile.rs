@@ -113,7 +113,7 @@ fn what_host_and_device_share_is_the_same_on_both_sides() {
     }
     let mut text = "#include \"wait.cuh\"\n".to_owned();
     text += &layouts! {
-        WaitParams as "wait::WaitParams" { control, attention, rank, world }
+        WaitParams as "wait::WaitParams" { control, attention, own, rank, world }
         ControlBlock as "wait::ControlBlock" { abort, suspended, fault, deadline_ms }
         AttentionBlock as "wait::AttentionBlock" { poison, doorbell, sleepers }
     };

@@ -196,6 +196,7 @@ fn share(group: &dyn Rendezvous) {
     let params = WaitParams {
         control: control.address(),
         attention: table.address(),
+        own: attention.addresses()[rank.index()],
         rank: rank.0,
         world: u32::try_from(world).expect("few ranks"),
     };

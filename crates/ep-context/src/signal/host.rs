@@ -27,7 +27,7 @@ impl HostWaiter {
     ///
     /// 1. `params.control` is the address of a [`ControlBlock`], and `params.attention` that of
     ///    `params.world` addresses of [`AttentionBlock`]s, one a rank, all aligned for their types
-    ///    and mapped for reads and writes.
+    ///    and mapped for reads and writes; `params.own` is the address of that of `params.rank`.
     /// 2. These blocks are accessed by atomic operations only, and the table is not written.
     /// 3. `params.rank` is less than `params.world`.
     pub unsafe fn from_params(params: &WaitParams) -> Self {
@@ -280,6 +280,7 @@ mod tests {
             let params = WaitParams {
                 control: self.control(rank),
                 attention: address(self.table.as_ptr()),
+                own: self.table[rank as usize],
                 rank,
                 world: self.world,
             };

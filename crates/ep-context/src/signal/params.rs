@@ -12,6 +12,8 @@ pub struct WaitParams {
     pub control: u64,
     /// Address of a table of `world` addresses: the [`AttentionBlock`] of every rank, as mapped here.
     pub attention: u64,
+    /// Address of this rank's own [`AttentionBlock`], which is looked at more often than any other.
+    pub own: u64,
     /// This rank.
     pub rank: u32,
     /// Ranks in the group.

@@ -91,6 +91,7 @@ impl Pair {
             wait: WaitParams {
                 control: self.control[rank].address(),
                 attention: self.table.address(),
+                own: self.attention.address() + (rank * size_of::<AttentionBlock>()) as u64,
                 rank: rank_number,
                 world: 2,
             },

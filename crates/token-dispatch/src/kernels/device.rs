@@ -111,7 +111,7 @@ fn agreements() -> String {
                     #include \"turns.cuh\"\n"
         .to_owned();
     text += &layouts! {
-        WaitParams as "wait::WaitParams" { control, attention, rank, world }
+        WaitParams as "wait::WaitParams" { control, attention, own, rank, world }
         ControlBlock as "wait::ControlBlock" { abort, suspended, fault, deadline_ms }
         AttentionBlock as "wait::AttentionBlock" { poison, doorbell, sleepers }
         LaneLayout {
