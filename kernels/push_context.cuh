@@ -57,6 +57,25 @@ struct Shared {
 };
 __shared__ Shared shared;
 
+// A number that travels with the turn to which it belongs, in one word: whoever finds the turn has the
+// number, and nobody has to signal it. Every word is written in every turn, so that what it held before is of
+// the turn before.
+namespace tally {
+
+// What a rank tells another: items, pairs, pairs for each expert slot; then the dispatch and the step that these are
+// of, which only the books look at.
+constexpr u32 ITEMS = 0;
+constexpr u32 PAIRS = 1;
+constexpr u32 EXPERTS = 2;
+__device__ __forceinline__ u32 ordinal(const Geometry &g) { return EXPERTS + g.slots; }
+__device__ __forceinline__ u32 step(const Geometry &g) { return ordinal(g) + 1; }
+__device__ __forceinline__ u32 all(const Geometry &g) { return step(g) + 1; }
+
+__device__ __forceinline__ u64 of(u64 turn, u32 number) { return turn << 32 | number; }
+__device__ __forceinline__ bool is_of(u64 found, u64 turn) { return u32(found >> 32) == u32(turn); }
+
+} // namespace tally
+
 struct Context {
     const PushDispatchParams &p;
     const wait::Waiter &waiter;
@@ -82,22 +101,10 @@ struct Context {
         return !__syncthreads_or(failed);
     }
 
-    // What `source` tells this rank, or this rank tells `to`, of its lists: see `tally`.
+    // What `source` tells this rank, or this rank tells `to`: see `tally`.
     __device__ __forceinline__ u64 *tallies(u32 to, u32 source) const {
-        return blocks.of<u64>(to, g().lane.tallies) + u64(source) * (g().slots + 2);
+        return blocks.of<u64>(to, g().lane.tallies) + u64(source) * tally::all(g());
     }
 };
-
-// A number that travels with the turn to which it belongs, in one word: whoever finds the turn has the
-// number, and nobody has to signal it. Every word is written in every turn, so that what it held before is
-// of the turn before.
-namespace tally {
-
-__device__ __forceinline__ void store(u64 *word, u64 turn, u32 number) {
-    ptx::store_relaxed_sys(word, turn << 32 | number);
-}
-__device__ __forceinline__ bool is_of(u64 found, u64 turn) { return u32(found >> 32) == u32(turn); }
-
-} // namespace tally
 
 } // namespace dispatch

@@ -19,7 +19,9 @@
 __device__ __forceinline__ void send(const dispatch::Context &c) {
     if (blockIdx.x < c.p.listers) {
         dispatch::Listing(c).run();
-    } else if (!c.keeps_books() && blockIdx.x <= c.p.listers + c.p.senders &&
+    } else if (c.keeps_books()) {
+        dispatch::Placing(c).say_here();
+    } else if (blockIdx.x <= c.p.listers + c.p.senders &&
                !StepView(c.p.state).drained()) {
         dispatch::Sending(c).run();
     }
@@ -37,7 +39,7 @@ __device__ __forceinline__ void receive(const dispatch::Context &c) {
     const dispatch::Receiving receiving(c);
     receiving.clear_padding();
     // Lists are there when their entries are. That every rank is at this dispatch one block makes sure of.
-    if (!c.keeps_books() || placing.lists_here()) {
+    if (!c.keeps_books() || placing.ranks_here()) {
         receiving.run();
     }
 }

@@ -146,14 +146,16 @@ class Listing {
     __device__ __forceinline__ void tell(const u32 *totals) const {
         const Geometry &geometry = c_.g();
         const u32 experts = geometry.world * geometry.slots;
-        const u32 width = geometry.slots + 2;
+        const u32 width = tally::ordinal(geometry);
         const bool sends = !shared.silent;
         for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
             const u32 to = nth_peer(geometry, i / width);
             const u32 entry = i % width;
-            const u32 number = entry < 2 ? totals[experts + 2 * to + entry]
-                                         : totals[to * geometry.slots + entry - 2];
-            tally::store(c_.tallies(to, geometry.rank) + entry, c_.turn, sends ? number : 0);
+            const u32 number = entry < tally::EXPERTS
+                                   ? totals[experts + 2 * to + entry]
+                                   : totals[to * geometry.slots + entry - tally::EXPERTS];
+            ptx::store_relaxed_sys(c_.tallies(to, geometry.rank) + entry,
+                                   tally::of(c_.turn, sends ? number : 0));
         }
     }
 

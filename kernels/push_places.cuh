@@ -21,16 +21,16 @@ class Placing {
         const Places places(geometry);
         // In the flat layout a row's place follows from its item, and experts concern the books only.
         const u32 slots = geometry.flat == 0 || c_.keeps_books() ? geometry.slots : 0;
-        const u32 width = slots + 2;
+        const u32 width = tally::EXPERTS + slots;
         bool failed = false;
         for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
             const u32 source = i / width;
             const u32 entry = i % width;
             const u32 number = told(source, entry, failed);
-            if (entry >= 2) {
-                places.first(source, entry - 2) = number;
+            if (entry >= tally::EXPERTS) {
+                places.first(source, entry - tally::EXPERTS) = number;
             } else {
-                (entry == 0 ? shared.items : shared.pairs)[source] = number;
+                (entry == tally::ITEMS ? shared.items : shared.pairs)[source] = number;
             }
         }
         if (__syncthreads_or(failed)) {
@@ -86,6 +86,38 @@ class Placing {
         return fits || place_some();
     }
 
+    // Says to every rank that this one is at this dispatch, and has done with all that was before. The block that
+    // keeps the books does so first of all, when nothing that it has stored is on its way.
+    __device__ __forceinline__ void say_here() const {
+        const Geometry &geometry = c_.g();
+        for (u32 n = threadIdx.x; n < geometry.world; n += THREADS) {
+            u64 *words = c_.tallies(nth_peer(geometry, n), geometry.rank);
+            ptx::store_relaxed_sys(words + tally::ordinal(geometry),
+                                   tally::of(c_.turn, c_.p.ordinal));
+            ptx::store_release_sys(words + tally::step(geometry), tally::of(c_.turn, c_.step));
+        }
+    }
+
+    // Waits until every rank has said so; whether all are at this dispatch. Every thread of the block calls it.
+    __device__ __forceinline__ bool ranks_here() const {
+        const Geometry &geometry = c_.g();
+        bool failed = false;
+        for (u32 source = threadIdx.x; source < geometry.world; source += THREADS) {
+            const u64 *words = c_.tallies(geometry.rank, source);
+            u64 step = 0;
+            failed |= c_.waiter.wait_until(wait::Phase::Dispatch, source, [&] {
+                step = ptx::load_acquire_sys(words + tally::step(geometry));
+                return tally::is_of(step, c_.turn);
+            }) != 0;
+            const u32 ordinal = u32(ptx::load_relaxed_sys(words + tally::ordinal(geometry)));
+            if (!failed && (u32(step) != c_.step || ordinal != c_.p.ordinal)) {
+                c_.waiter.fail(wait::FaultKind::OutOfStep, wait::Phase::Dispatch, source);
+                failed = true;
+            }
+        }
+        return !__syncthreads_or(failed);
+    }
+
     // Waits for the lists of every rank; whether all came, of this dispatch and pushed. Every thread of
     // the block calls it.
     __device__ __forceinline__ bool lists_here() const {
@@ -119,7 +151,7 @@ class Placing {
             found = ptx::load_relaxed_sys(word);
             return tally::is_of(found, c_.turn);
         };
-        if (entry != 0) {
+        if (entry != tally::ITEMS) {
             failed |= c_.waiter.wait_until(wait::Phase::Dispatch, source, is_there,
                                            wait::LOOKS_OF_MANY) != 0;
         } else {

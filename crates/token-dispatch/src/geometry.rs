@@ -19,7 +19,7 @@
 //!
 //! | region | element | count | written by |
 //! |---|---|---|---|
-//! | tallies | u64 | ranks × (expert slots + 2) | the peer of that index; by devices only |
+//! | tallies | u64 | ranks × (expert slots + 4) | the peer of that index; by devices only |
 //! | prefixes | 16 bytes | ranks | the peer of that index; by devices only |
 //! | pushed items | [`Item`] | ranks × tokens | the peer of that index |
 //! | pushed pairs | [`Pair`] | ranks × tokens × pair width | the peer of that index |
@@ -171,6 +171,9 @@ fn accesses(max_tokens: usize) -> (usize, usize) {
     }
 }
 
+/// What a rank tells another beside its pairs for each expert slot; see `push_context.cuh`.
+const TALLIED: usize = 4;
+
 /// Bytes of a row of so many where it lands.
 fn landed(max_tokens: usize, row_bytes: usize) -> usize {
     match max_tokens {
@@ -242,7 +245,7 @@ impl LaneLayout {
             dispatch_headers: region(size_of::<DispatchHeader>(), world),
             combine_headers: region(size_of::<CombineHeader>(), world),
             counts: region(size_of::<u32>(), world * slots),
-            tallies: region(size_of::<u64>(), if push { world * (slots + 2) } else { 0 }),
+            tallies: region(size_of::<u64>(), if push { world * (slots + TALLIED) } else { 0 }),
             prefixes: region(size_of::<[u64; 2]>(), if push { world } else { 0 }),
             items: region(size_of::<Item>(), tokens * fanout),
             pairs: region(size_of::<Pair>(), tokens * top_k),
