@@ -22,6 +22,7 @@ pub mod bench;
 pub mod compile;
 pub mod demand;
 pub mod doctor;
+pub mod gauge;
 pub mod output;
 pub mod plot;
 pub mod policies;

@@ -110,12 +110,24 @@ fn what_is_asked_for_is_measured_and_nothing_else() {
     let expected = [
         "combine 1 hot-rank",
         "grow 1 hot-rank",
+        "grow 1 hot-rank",
         "combine 1 zipf",
         "combine 3 hot-rank",
+        "grow 3 hot-rank",
         "grow 3 hot-rank",
         "combine 3 zipf",
     ];
     assert_eq!(found, expected);
+    let grown: Vec<_> = [1, 2].map(|at| results[at]["variant"].clone()).into();
+    assert_eq!(grown, ["by 64.00 KiB, fresh", "by 64.00 KiB, given back"]);
+    assert_eq!(results[1]["details"]["samples"], 2.0);
+    // Two names in the table, and in the figure two lines.
+    let shown = bench(folder.path(), "show r.json --plot r.svg");
+    let figure = std::fs::read_to_string(folder.path().join("r.svg")).expect("a figure");
+    for name in ["grow by 64.00 KiB, fresh", "grow by 64.00 KiB, given back"] {
+        let table = String::from_utf8_lossy(&shown.stdout);
+        assert!(table.contains(name) && figure.contains(name), "{name}: {table}");
+    }
 }
 
 #[test]

@@ -207,7 +207,8 @@ impl CudaBackend {
         format!("{}/{stream}", self.inner.options.label)
     }
 
-    fn account(&self) -> &MemoryAccount {
+    /// Counts the device memory of this rank, of all groups together.
+    pub fn account(&self) -> &MemoryAccount {
         &self.inner.options.memory
     }
 }

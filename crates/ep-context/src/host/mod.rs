@@ -90,7 +90,8 @@ impl HostBackend {
         format!("{kind} of {}", self.inner.options.label)
     }
 
-    fn account(&self) -> &MemoryAccount {
+    /// Counts the device memory of this rank, of all groups together.
+    pub fn account(&self) -> &MemoryAccount {
         &self.inner.options.memory
     }
 

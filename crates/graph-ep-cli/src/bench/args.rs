@@ -149,8 +149,9 @@ pub struct MeasureArgs {
     )]
     pub step_layers: Vec<usize>,
 
-    /// Bytes by which the receive buffer grows: a number, or one with KiB, MiB or GiB; less where
-    /// there is not so much memory [default: 1GiB, on the host 64MiB]
+    /// Bytes by which the receive buffer grows, by fresh memory and by what was given back: a number,
+    /// or one with KiB, MiB or GiB; less where there is not so much memory [default: 1GiB, on the host
+    /// 64MiB]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     pub grow_bytes: Option<u64>,
 

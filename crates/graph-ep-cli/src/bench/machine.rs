@@ -1,5 +1,8 @@
 //! What is measured on.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
 use super::args::MeasureArgs;
 use super::limits::{self, Places};
 use super::nccl;
@@ -14,6 +17,8 @@ pub(super) struct Machine {
     multiprocessors: u32,
     /// Bytes that the ranks of one device may use together.
     pub(super) memory: u64,
+    /// The most bytes that the ranks of one device have held at once.
+    pub(super) most_held: Arc<AtomicU64>,
     /// Bytes by which a receive buffer grows.
     grow_bytes: u64,
     /// How much of the limits is measured.
@@ -36,6 +41,7 @@ impl Machine {
             gpus: 0,
             multiprocessors: 0,
             memory: HOST_MEMORY,
+            most_held: Arc::default(),
             grow_bytes: GROW_BYTES_ON_HOST,
             limits: limits::Settings::HOST,
             hardware: hardware(devices, args),
@@ -45,6 +51,7 @@ impl Machine {
             Devices::Cuda(gpus) => Self {
                 gpus: gpus.len(),
                 multiprocessors: gpus.iter().map(|gpu| gpu.multiprocessors).min().unwrap_or(0),
+                most_held: Arc::default(),
                 // Half is left to everything that is not the memory of layers.
                 memory: gpus.iter().map(|gpu| gpu.memory / 2).min().unwrap_or(0),
                 grow_bytes: GROW_BYTES,
@@ -73,8 +80,13 @@ impl Machine {
 
     /// Bytes by which each of `ranks` ranks grows its buffer.
     pub(super) fn grow_bytes(&self, ranks: usize) -> u64 {
+        self.grow_bytes.min(self.memory_of(ranks))
+    }
+
+    /// Bytes that each of `ranks` ranks may use.
+    pub(super) fn memory_of(&self, ranks: usize) -> u64 {
         let sharing = ranks.div_ceil(self.gpus.max(1)).max(1) as u64;
-        self.grow_bytes.min(self.memory / sharing)
+        self.memory / sharing
     }
 }
 

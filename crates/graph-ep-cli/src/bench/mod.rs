@@ -11,6 +11,7 @@ pub mod bytes;
 pub mod cases;
 pub mod compare;
 mod error;
+pub(crate) mod growth;
 pub mod inputs;
 mod interval;
 pub mod limits;
@@ -32,9 +33,10 @@ use std::env;
 use std::ffi::OsString;
 
 use graph_ep::ep_context::CudaBackend;
-use graph_ep::{Backend, BackendError, Rank};
+use graph_ep::{BackendError, Rank};
 
 use crate::args::check_outputs;
+use crate::gauge::Gauge;
 use crate::output;
 use crate::run::device::{self, Devices};
 use crate::verdict::Verdict;
@@ -105,7 +107,7 @@ fn measure(args: &MeasureArgs) -> Result<Verdict, BenchError> {
 }
 
 /// Measures all shapes, those of one number of ranks after those of another.
-fn measure_on<B: Backend>(
+fn measure_on<B: Gauge>(
     args: &MeasureArgs,
     machine: &Machine,
     all: &[Measured],
@@ -162,8 +164,12 @@ const METHOD: &[&str] = &[
      the cost of two marks, which is listed as empty-interval and not subtracted.",
     "replay: a step with experts, from its beginning to its record, the stream being idle before; host \
      time is that of the calls that queue it. recover: by the clock of the host, from the launch to the \
-     record that counts. grow: by the clock of the host, all ranks at once. round: one routing over and \
-     over, with rows for one window, and with fewer, divided by its layers.",
+     record that counts. round: one routing over and over, with rows for one window, and with fewer, divided \
+     by its layers.",
+    "grow: the calls that map more rows behind a buffer and make them usable, by the clock of the host, all \
+     ranks at once; unmapping is not timed. fresh: by memory that this bench did not give back before, each \
+     sample in rows of its own, all of which stay; no more samples than three quarters of what is free have \
+     room for. given back: by memory that the same rows gave back just before.",
     "host: the calls that launch a step and settle it when its record is there, without what passes between \
      them; the driver's launch of the graph is part of that. counters: a whole step, from a mark before its \
      beginning to one behind its end; without a record the marks stand inside, and without counters kernels \
@@ -178,21 +184,6 @@ const METHOD: &[&str] = &[
     "Outputs are verified after the last sample, over spoilt memory, with a routing that was not the \
      last: offsets and counts whole, rows and outputs by sample, bit for bit with the reference.",
 ];
-
-/// GiB by which a buffer grew, from the variant of the result: `by 1024.00 MiB`.
-pub(crate) fn grown_gib(variant: &str) -> Option<f64> {
-    let words: Vec<&str> = variant.split([' ', ',']).collect();
-    let ["by", number, unit, ..] = words[..] else { return None };
-    let unit = match unit {
-        "B" => 1.0 / f64::from(1 << 30),
-        "KiB" => 1.0 / f64::from(1 << 20),
-        "MiB" => 1.0 / 1024.0,
-        "GiB" => 1.0,
-        _ => return None,
-    };
-    let gib = number.parse::<f64>().ok()? * unit;
-    (gib > 0.0).then_some(gib)
-}
 
 /// Words as a shell would take them. What is no Unicode in them is replaced: it is for people to read.
 pub(crate) fn command_line(words: impl Iterator<Item = OsString>) -> String {
@@ -211,14 +202,6 @@ pub(crate) fn command_line(words: impl Iterator<Item = OsString>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn growth_is_read_from_its_name() {
-        assert_eq!(grown_gib("by 1024.00 MiB"), Some(1.0));
-        assert_eq!(grown_gib("by 2.50 GiB, push"), Some(2.5));
-        assert_eq!(grown_gib("by 0 GiB"), None);
-        assert_eq!(grown_gib("clean"), None);
-    }
 
     #[test]
     fn command_lines_can_be_pasted() {

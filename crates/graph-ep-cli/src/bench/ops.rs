@@ -20,11 +20,12 @@ pub use error::OpError;
 pub use part::Setup;
 pub use rival::{Join, Rival, nccl};
 
-use graph_ep::{Backend, Rendezvous};
+use graph_ep::Rendezvous;
 
 use super::cases::Measured;
 use super::inputs::Given;
 use super::report::{Entry, Op};
+use crate::gauge::Gauge;
 use part::Part;
 
 /// Measures everything of one shape on this rank, and what the library moves whose group `join` joins.
@@ -33,7 +34,7 @@ use part::Part;
 /// # Errors
 ///
 /// [`OpError`]; the other ranks have been told.
-pub fn measure<B: Backend>(
+pub fn measure<B: Gauge>(
     backend: B,
     rendezvous: impl Rendezvous + 'static,
     measured: &Measured,
@@ -53,7 +54,7 @@ pub fn measure<B: Backend>(
     })
 }
 
-fn all<B: Backend>(
+fn all<B: Gauge>(
     part: &Part<'_, B>,
     measured: &Measured,
     join: Option<Join<B>>,
@@ -83,6 +84,7 @@ fn all<B: Backend>(
         };
         entries.into_iter().for_each(&mut *tell);
     }
+    part.most_held();
     // Nobody leaves while another still waits for it on a device.
     part.meet("all is measured")
 }

@@ -18,6 +18,7 @@ use super::limits::{self, Limits};
 use super::machine::Machine;
 use super::ops::{self, Join, OpError, Setup};
 use super::report::{Entry, Limit};
+use crate::gauge::Gauge;
 
 /// What was measured.
 #[derive(Debug, Default)]
@@ -42,7 +43,7 @@ struct Seat {
 
 /// Measures shapes of one number of ranks, each rank on the device that `backend` makes for it with the
 /// kernels that a shape runs.
-pub(super) fn run<B: Backend>(
+pub(super) fn run<B: Gauge>(
     args: &MeasureArgs,
     machine: &Machine,
     shapes: &[Measured],
@@ -112,7 +113,7 @@ struct Work<'w> {
 
 impl Work<'_> {
     /// Measures everything on one rank.
-    fn measure<B: Backend>(
+    fn measure<B: Gauge>(
         &self,
         backend: impl Fn(Kernels) -> Result<B, BackendError>,
         seat: Seat,
@@ -131,6 +132,8 @@ impl Work<'_> {
             samples: self.args.samples,
             quick: self.args.quick,
             grow_bytes: self.machine.grow_bytes(ranks),
+            memory: self.machine.memory_of(ranks),
+            most_held: self.machine.most_held.clone(),
         };
         for ((measured, given), place) in self.shapes.iter().zip(self.given).zip(seat.shapes) {
             tracing::info!(shape = ?measured.shape, layers = measured.layers, "measuring");

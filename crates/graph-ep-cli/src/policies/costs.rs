@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::PoliciesError;
-use crate::bench::grown_gib;
+use crate::bench::growth::{Growth, Memory};
 use crate::bench::report::{By, Entry, Op, Report};
 
 /// Times that a policy is judged with.
@@ -18,7 +18,7 @@ pub struct Costs {
     pub overflow_us: f64,
     /// Recording again, where capacity changes between steps.
     pub record_us: f64,
-    /// Mapping one GiB.
+    /// Mapping one GiB: fresh memory, if that was measured by itself.
     pub map_gib_us: f64,
     /// Bytes that are mapped for a row.
     pub row_bytes: usize,
@@ -66,8 +66,7 @@ impl Costs {
         recording.sort_by(f64::total_cmp);
         let record_us =
             *recording.get(recording.len() / 2).ok_or(lacks("recover device-counted"))?;
-        let grow = report.results.iter().find(|entry| entry.case.op == Op::Grow);
-        let map_gib_us = grow.and_then(gib_us).ok_or(lacks("grow"))?;
+        let map_gib_us = map_gib_us(report).ok_or(lacks("grow"))?;
         Ok(Self {
             source: format!("{}, {tokens} tokens a rank", report.hardware.join(", ")),
             clean_us,
@@ -101,9 +100,12 @@ fn same_shape(a: &Entry, b: &Entry) -> bool {
     shape(a) == shape(b)
 }
 
-/// Microseconds of a GiB.
-fn gib_us(entry: &Entry) -> Option<f64> {
-    grown_gib(&entry.case.variant).map(|gib| entry.time.median_us / gib)
+/// Microseconds in which a GiB is mapped: of fresh memory, which growing usually finds, or of what there is.
+fn map_gib_us(report: &Report) -> Option<f64> {
+    let read = |entry: &Entry| Some((Growth::read(&entry.case.variant)?, entry.time.median_us));
+    let grown = || report.results.iter().filter(|e| e.case.op == Op::Grow).filter_map(read);
+    let fresh = grown().find(|(growth, _)| growth.memory == Memory::Fresh);
+    fresh.or_else(|| grown().next()).map(|(growth, us)| us / growth.gib)
 }
 
 #[cfg(test)]
@@ -138,6 +140,14 @@ mod tests {
         assert_eq!((costs.record_us, costs.map_gib_us), (50.0, 80.0));
         assert_eq!(costs.map_us(1 << 25), 80.0);
         assert_eq!(Costs::of(&report(), 8, 32).unwrap().overflow_us, 200.0);
+    }
+
+    #[test]
+    fn what_is_mapped_is_fresh_where_that_was_measured() {
+        let mut report = report();
+        let case = Case { variant: "by 512.00 MiB, fresh".into(), ..case(Op::Grow, 8) };
+        report.results.push(entry(case, 10.0));
+        assert_eq!(Costs::of(&report, 64, 32).unwrap().map_gib_us, 20.0);
     }
 
     #[test]

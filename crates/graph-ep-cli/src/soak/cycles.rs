@@ -2,8 +2,7 @@
 
 use std::fs;
 
-use graph_ep::ep_context::cuda::CudaBackend;
-use graph_ep::{Backend, BackendError, HostBackend};
+use graph_ep::BackendError;
 use serde::{Deserialize, Serialize};
 
 use super::SoakError;
@@ -11,6 +10,7 @@ use super::replays;
 use super::sizes::Sizes;
 use super::tally::Tally;
 use crate::args::Mode;
+use crate::gauge::Gauge;
 
 /// Steps of a cycle.
 const STEPS: usize = 4;
@@ -33,25 +33,6 @@ pub struct Held {
     pub mappings: usize,
     /// Bytes that are free on each device; none on the host.
     pub free_bytes: Vec<u64>,
-}
-
-/// Where the memory of a device can be asked after.
-pub(super) trait Gauge: Backend {
-    /// Bytes that are free, once all that was dropped is given back.
-    fn free_bytes(&self) -> Result<Option<u64>, BackendError>;
-}
-
-impl Gauge for HostBackend {
-    fn free_bytes(&self) -> Result<Option<u64>, BackendError> {
-        Ok(None)
-    }
-}
-
-impl Gauge for CudaBackend {
-    fn free_bytes(&self) -> Result<Option<u64>, BackendError> {
-        self.collect()?;
-        Ok(Some(self.free_memory()?.0))
-    }
 }
 
 impl Held {

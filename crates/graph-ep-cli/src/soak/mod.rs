@@ -40,10 +40,10 @@ pub use cycles::Held;
 use crate::args::{ArgsError, Mode, check_outputs};
 use crate::bench::report::utc_now;
 use crate::bench::{command_line, commit};
+use crate::gauge::Gauge;
 use crate::output::{self, OutputError};
 use crate::run::device::{Devices, cuda, host};
 use crate::verdict::Verdict;
-use cycles::Gauge;
 use report::{Entry, HeldReport, Report, SCHEMA};
 use sizes::Sizes;
 

@@ -2,7 +2,7 @@
 
 use super::laws::Errors;
 use super::solve;
-use crate::bench::grown_gib;
+use crate::bench::growth::{Growth, Memory};
 use crate::bench::report::{By, Case, Entry, Op, Report};
 
 /// A law of one thing: coefficients with what each multiplies, and how far it is off.
@@ -24,9 +24,11 @@ struct Point {
 
 /// The laws of everything of which there is something.
 pub(super) fn laws(reports: &[Report]) -> Vec<StepLaw> {
+    let grown = ["once", "GiB of each rank"];
     let recovered = ["once", "peer", "clean step"];
     [
-        law("growth", &["once", "GiB of each rank"], grown(reports)),
+        law("growth, fresh", &grown, growth(reports, Memory::Fresh)),
+        law("growth, given back", &grown, growth(reports, Memory::GivenBack)),
         law("recovery, capacity-shaped", &recovered, recovery(reports, "capacity-shaped")),
         law("recovery, device-counted", &recovered, recovery(reports, "device-counted")),
         law("one more round", &["once", "peer", "1000 choices"], rounds(reports)),
@@ -71,10 +73,11 @@ fn ours(report: &Report, op: Op) -> impl Iterator<Item = &Entry> {
 }
 
 /// Calls of the driver in one process wait for each other: all ranks' bytes count.
-fn grown(reports: &[Report]) -> Vec<Point> {
+fn growth(reports: &[Report], memory: Memory) -> Vec<Point> {
     let entries = reports.iter().flat_map(|report| ours(report, Op::Grow));
     let point = |entry: &Entry| {
-        let gib = grown_gib(&entry.case.variant)?;
+        let grown = Growth::read(&entry.case.variant).filter(|grown| grown.memory == memory)?;
+        let gib = grown.gib;
         Some(Point { row: vec![1.0, gib * entry.case.ranks as f64], us: entry.time.median_us })
     };
     entries.filter_map(point).collect()
@@ -155,7 +158,9 @@ mod tests {
             let more = 50.0 + 0.008 * tokens as f64 * 3.0;
             report.results.push(of(Op::Round, tokens, "W=3, push", clean + 2.0 * more));
         }
+        // As older reports name it, which is of memory that was given back.
         report.results.push(of(Op::Grow, 1, "by 1024.00 MiB", 2000.0));
+        report.results.push(of(Op::Grow, 1, "by 1024.00 MiB, fresh", 400.0));
         report
     }
 
@@ -163,13 +168,17 @@ mod tests {
     fn laws_are_found_of_what_is_there() {
         let laws = laws(&[report()]);
         let names: Vec<&str> = laws.iter().map(|law| law.what).collect();
-        assert_eq!(names, ["growth", "recovery, capacity-shaped", "one more round"]);
+        assert_eq!(
+            names,
+            ["growth, fresh", "growth, given back", "recovery, capacity-shaped", "one more round"]
+        );
         let near = |found: Option<f64>, value: f64| (found.unwrap() - value).abs() < 0.02 * value;
         // Two ranks of one GiB; one time does not tell what is paid once.
-        assert_eq!(laws[0].terms[0].1, Some(2000.0));
-        assert!(near(laws[1].terms[0].1, 100.0) && near(laws[1].terms[2].1, 0.5), "{:?}", laws[1]);
-        assert!(laws[1].held_out.worst < 0.05 && laws[1].held_out.count == 4);
-        assert!(near(laws[2].terms[0].1, 50.0) && near(laws[2].terms[2].1, 3.0), "{:?}", laws[2]);
-        assert_eq!(laws[2].terms[1], ("peer", None));
+        assert_eq!(laws[0].terms[0].1, Some(400.0));
+        assert_eq!(laws[1].terms[0].1, Some(2000.0));
+        assert!(near(laws[2].terms[0].1, 100.0) && near(laws[2].terms[2].1, 0.5), "{:?}", laws[2]);
+        assert!(laws[2].held_out.worst < 0.05 && laws[2].held_out.count == 4);
+        assert!(near(laws[3].terms[0].1, 50.0) && near(laws[3].terms[2].1, 3.0), "{:?}", laws[3]);
+        assert_eq!(laws[3].terms[1], ("peer", None));
     }
 }

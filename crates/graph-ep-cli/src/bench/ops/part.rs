@@ -1,5 +1,7 @@
 //! One rank's part in measuring: its group, the barrier of all devices, and samples of all ranks.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use graph_ep::ep_context::error::chain;
@@ -14,6 +16,7 @@ use crate::bench::limits::{Align, Limits};
 use crate::bench::report::{Bound, Case, Entry, Op, Work};
 use crate::bench::stats::{Quantiles, slowest};
 use crate::bench::verify::{Mismatch, Results};
+use crate::gauge::Gauge;
 
 /// What is the same for all shapes of a number of ranks.
 #[derive(Clone, Debug)]
@@ -30,6 +33,10 @@ pub struct Setup {
     pub quick: bool,
     /// Bytes by which a receive buffer grows.
     pub grow_bytes: u64,
+    /// Bytes that a rank may use.
+    pub memory: u64,
+    /// The most bytes that the ranks of one device have held at once, in this bench so far.
+    pub most_held: Arc<AtomicU64>,
 }
 
 /// Replays before the first that counts, at least one of each routing.
@@ -129,6 +136,18 @@ impl<'p, B: Backend> Part<'p, B> {
         Ok(all.into_iter().flatten().fold(f64::NEG_INFINITY, f64::max))
     }
 
+    /// Whether it is so on all ranks, of which this one says what it finds. Collective.
+    pub(super) fn all(&self, purpose: &str, own: bool) -> Result<bool, OpError> {
+        Ok(self.most(purpose, f64::from(u8::from(!own)))? == 0.0)
+    }
+
+    /// Ranks on the device of this one.
+    pub(super) fn sharing(&self) -> u64 {
+        let devices = &self.setup.devices;
+        let own = devices.get(self.rank());
+        devices.iter().filter(|device| Some(*device) == own).count().max(1) as u64
+    }
+
     /// Spoils all that a step of `layers` writes, so that nothing is right for having been right before,
     /// does `run`, which runs the step of `check` and waits for it, and says whether all ranks found in the
     /// layers what they should. Collective.
@@ -151,7 +170,7 @@ impl<'p, B: Backend> Part<'p, B> {
         if let Some(mismatch) = &wrong {
             tracing::error!(shape = ?self.shape, "{mismatch}");
         }
-        Ok(self.most("what is wrong", f64::from(u8::from(wrong.is_some())))? == 0.0)
+        self.all("what is right", wrong.is_none())
     }
 
     /// How many samples all ranks take of something that took this one `each`.
@@ -259,6 +278,16 @@ impl<'p, B: Backend> Part<'p, B> {
             }
         }
         self.group.context().rendezvous().abort(&chain(error));
+    }
+}
+
+impl<B: Gauge> Part<'_, B> {
+    /// The most bytes that a rank has held at once since the bench began, this one or one of those that had
+    /// its device before; from now on this one's are known to those that have it later.
+    pub(super) fn most_held(&self) -> u64 {
+        let (own, sharing) = (self.backend().account().peak(), self.sharing());
+        let all = own.saturating_mul(sharing);
+        own.max(self.setup.most_held.fetch_max(all, Ordering::Relaxed) / sharing)
     }
 }
 

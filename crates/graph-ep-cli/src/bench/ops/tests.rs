@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::thread;
 
 use graph_ep::ep_context::MemoryAccount;
@@ -33,8 +34,9 @@ pub(super) fn setup(ranks: usize, grow_bytes: u64) -> Setup {
         limits: limits(ranks),
         samples: Some(2),
         quick: true,
-
         grow_bytes,
+        memory: 1 << 30,
+        most_held: Arc::default(),
     }
 }
 
@@ -52,13 +54,23 @@ fn measured_on(
     given: impl Fn(usize) -> Given + Sync,
     (grow_bytes, backend): (u64, impl Fn(usize) -> HostBackend + Sync),
 ) -> Vec<(Vec<Entry>, Result<(), OpError>)> {
+    let setup = setup(measured.shape.ranks, grow_bytes);
+    measured_with(&setup, measured, given, backend)
+}
+
+/// The same, with this set up.
+pub(super) fn measured_with(
+    setup: &Setup,
+    measured: &Measured,
+    given: impl Fn(usize) -> Given + Sync,
+    backend: impl Fn(usize) -> HostBackend + Sync,
+) -> Vec<(Vec<Entry>, Result<(), OpError>)> {
     let ranks = measured.shape.ranks;
-    let setup = setup(ranks, grow_bytes);
     thread::scope(|scope| {
         let places = ThreadGroup::new(ranks).expect("a group").into_iter().enumerate();
         let threads: Vec<_> = places
             .map(|(rank, place)| {
-                let (setup, given, backend) = (&setup, &given, &backend);
+                let (given, backend) = (&given, &backend);
                 scope.spawn(move || {
                     let mut told = Vec::new();
                     let given = given(rank);
@@ -119,7 +131,8 @@ fn every_operation_is_measured_and_verified_and_ranks_agree() {
             "replay replay",
             "replay launches",
             "replay eager",
-            "grow by 64.00 KiB",
+            "grow by 64.00 KiB, fresh",
+            "grow by 64.00 KiB, given back",
             "recover capacity-shaped",
             "recover clean",
             "recover device-counted",

@@ -6,7 +6,8 @@ use std::{fs, io};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Report, SCHEMA};
+use super::super::growth::named;
+use super::{Op, Report, SCHEMA};
 
 /// Why a file is not taken as a report of a benchmark.
 #[derive(Debug, thiserror::Error)]
@@ -67,5 +68,12 @@ pub(super) fn read(path: &Path) -> Result<Report, ReadError> {
         }
         None => return Err(ReadError::Kind { path: path() }),
     }
-    Report::deserialize(value).map_err(|source| ReadError::Fields { path: path(), source })
+    let mut report =
+        Report::deserialize(value).map_err(|source| ReadError::Fields { path: path(), source })?;
+    for case in report.results.iter_mut().map(|entry| &mut entry.case) {
+        if let Some(named) = (case.op == Op::Grow).then(|| named(&case.variant)).flatten() {
+            case.variant = named;
+        }
+    }
+    Ok(report)
 }

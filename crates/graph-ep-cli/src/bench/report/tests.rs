@@ -155,6 +155,22 @@ fn padding_is_a_field_only_where_it_was_left() {
 }
 
 #[test]
+fn growth_of_older_programs_was_by_what_was_given_back() {
+    let grow = |variant: &str| {
+        let mut report = sample();
+        let case = Case { variant: variant.into(), captured: false, ..case(Op::Grow, 1) };
+        report.results = vec![entry(case.clone(), 10.0), entry(Case { ranks: 1, ..case }, 10.0)];
+        report
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    grow("by 1024.00 MiB").write(file.path()).unwrap();
+    let older = Report::read(file.path()).unwrap();
+    assert_eq!(older, grow("by 1024.00 MiB, given back"));
+    grow("by 1024.00 MiB, fresh").write(file.path()).unwrap();
+    assert_eq!(Report::read(file.path()).unwrap(), grow("by 1024.00 MiB, fresh"));
+}
+
+#[test]
 fn fields_of_later_programs_are_ignored() {
     let mut json: Value = serde_json::from_str(&sample().to_json()).unwrap();
     json["later"] = 1.into();

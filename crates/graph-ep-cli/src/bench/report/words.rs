@@ -21,7 +21,7 @@ pub enum Op {
     Pair,
     /// A whole step with experts
     Replay,
-    /// Growth of the receive buffer
+    /// Growth of the receive buffer, by fresh memory and by memory that was given back
     Grow,
     /// A step that overflows, until its outputs are complete
     Recover,
