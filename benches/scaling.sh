@@ -54,10 +54,13 @@ for sweep in ${*:-tokens experts top-k hidden ranks shared skew layers grow}; do
             --layout expert,flat
         ;;
     shared)
-        # All on the first GPU: what each rank more costs, without a wire.
-        over=ranks
-        CUDA_VISIBLE_DEVICES=0 measure shared $exchange --ranks 2,4,8 --tokens 1,128 \
-            --transfer push --layout expert,flat
+        # All on the first GPU: what each rank more costs, without a wire. A process for each number of
+        # them, whose streams have queues of the GPU to themselves.
+        for sharing in 2 4 8; do
+            over=tokens
+            CUDA_VISIBLE_DEVICES=0 measure "shared-$sharing" $exchange --ranks "$sharing" \
+                --tokens 1,128 --transfer push --layout expert,flat
+        done
         ;;
     skew)
         over=tokens
