@@ -200,6 +200,9 @@ macro_rules! conformance_suite {
                 growth_stays_within_its_limit,
                 shrinking_gives_memory_back,
                 ranks_may_differ_in_capacity;
+            uneven:
+                uneven_ranks_follow_the_simulation,
+                uneven_ranks_make_trips_of_their_own;
             refusal:
                 hooks_are_called_once_an_attempt,
                 a_failing_hook_refuses_on_all_ranks,

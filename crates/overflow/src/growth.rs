@@ -27,7 +27,7 @@ pub use between::Adjustments;
 pub(crate) use between::{BetweenSteps, EndedStep};
 pub(crate) use policy::GrowthInput;
 pub use policy::{GrowthPolicy, GrowthRefusal};
-pub use simulation::{Simulation, SimulationOutcome};
+pub use simulation::{FirstRows, Simulation, SimulationOutcome};
 
 /// A setting that makes no policy, or input that makes no simulation.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -21,7 +21,7 @@ pub use agreement::Refusal;
 pub use engine::{EngineGraph, StepSpec};
 pub use error::OverflowError;
 pub use growth::{
-    Adjustments, GrowthError, GrowthPolicy, GrowthRefusal, Simulation, SimulationOutcome,
+    Adjustments, FirstRows, GrowthError, GrowthPolicy, GrowthRefusal, Simulation, SimulationOutcome,
 };
 pub use hooks::{NoHooks, RecoveryHooks};
 pub use policy::{OverflowPolicy, RecoverySettings};

@@ -25,3 +25,4 @@ pub mod shapes;
 pub mod stalls;
 pub mod streams;
 pub mod trust;
+pub mod uneven;

@@ -14,7 +14,8 @@ pub struct Adjustments {
     /// Grow ahead when `requirement · factor > capacity`; the factor is at least 1.
     ///
     /// The requirement is that of the step just ended: the rank's own, or under headroom growth that
-    /// of the most loaded rank, since there all ranks have the same capacity for the same reason.
+    /// of the most loaded rank, since there all ranks have the same capacity for the same reason, but for
+    /// one that can never be sent so much.
     /// Under adaptive growth it is that of the most loaded rank too, but of one that exceeds all others by
     /// far only as much as [`GrowthPolicy::OUTLIER`](super::GrowthPolicy::OUTLIER) times the largest of those;
     /// and none means [`GrowthPolicy::AHEAD`](super::GrowthPolicy::AHEAD) there.
@@ -23,6 +24,10 @@ pub struct Adjustments {
     pub look_ahead: Option<f64>,
     /// Shrink after this many steps in a row whose greatest requirement on any rank, times
     /// [`Adjustments::SHRINK_HEADROOM`], was below capacity.
+    ///
+    /// Under adaptive growth the requirement that counts is what those steps make the rank
+    /// [expect](super::GrowthPolicy::Adaptive), so that a rank shrinks though another, far above it, has more
+    /// rows and needs them.
     ///
     /// Capacity then becomes that headroom over the peak of those steps. A step that overflowed, or
     /// after which capacity grew, begins the count again, and so does a shrink. A shrink has the next step

@@ -23,6 +23,15 @@ pub struct Simulation {
     pub limit_rows: u32,
 }
 
+/// What a rank begins with, where ranks differ in that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FirstRows {
+    /// Its capacity before the first step.
+    pub capacity: u32,
+    /// The most rows that it may have.
+    pub limit: u32,
+}
+
 /// What happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SimulationOutcome {
@@ -59,11 +68,24 @@ impl Simulation {
     /// differ in ranks, and [`GrowthError::Refused`], for the first rank in the first step that
     /// cannot grow as far as it must.
     pub fn run(&self, required: &[Vec<u32>]) -> Result<SimulationOutcome, GrowthError> {
-        let ranks = required.first().map_or(0, Vec::len);
+        let first = FirstRows { capacity: self.initial_capacity, limit: self.limit_rows };
+        self.run_from(&vec![first; required.first().map_or(0, Vec::len)], required)
+    }
+
+    /// The same where each rank begins with capacity and limit of its own, in place of those of the group.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run), [`GrowthError::RankCount`] too if steps have other ranks than `first`.
+    pub fn run_from(
+        &self,
+        first: &[FirstRows],
+        required: &[Vec<u32>],
+    ) -> Result<SimulationOutcome, GrowthError> {
+        let ranks = first.len();
         let mut between = (0..ranks)
             .map(|rank| BetweenSteps::new(self.policy, self.adjustments, rank))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut capacity = vec![self.initial_capacity; ranks];
+        let mut capacity: Vec<u32> = first.iter().map(|first| first.capacity).collect();
         let mut outcome = SimulationOutcome {
             growths: vec![0; ranks],
             shrinks: vec![0; ranks],
@@ -88,7 +110,7 @@ impl Simulation {
             let overflowed = required.iter().zip(&capacity).any(|(need, have)| need > have);
             if overflowed {
                 between.iter_mut().for_each(|between| between.note(required));
-                let grown = self.grown(step, required, &capacity, &between)?;
+                let grown = self.grown(step, required, &capacity, first, &between)?;
                 outcome.overflowed_steps.push(step);
                 outcome.replays += 1;
                 outcome.note(&capacity, &grown);
@@ -105,7 +127,7 @@ impl Simulation {
                         required,
                         overflowed,
                         alignment: self.alignment,
-                        limit_rows: self.limit_rows,
+                        limit_rows: first[rank].limit,
                     })
                 })
                 .collect();
@@ -121,6 +143,7 @@ impl Simulation {
         step: usize,
         required: &[u32],
         capacity: &[u32],
+        first: &[FirstRows],
         between: &[BetweenSteps],
     ) -> Result<Vec<u32>, GrowthError> {
         let grow = |(rank, (&own_required, &own_capacity)): (usize, (&u32, &u32))| {
@@ -131,7 +154,7 @@ impl Simulation {
                 expected: between[rank].expected(),
                 over: own_required > own_capacity,
                 alignment: self.alignment,
-                limit_rows: self.limit_rows,
+                limit_rows: first[rank].limit,
             };
             let next = self.policy.next_capacity(input);
             next.map_err(|refusal| GrowthError::Refused { step, rank, refusal })

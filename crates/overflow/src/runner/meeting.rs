@@ -78,7 +78,7 @@ impl Meeting {
             let wanted = member.between.after_step(EndedStep {
                 own_capacity: member.capacity,
                 required: &record.required,
-                overflowed: overflowed || record.peak() > member.capacity,
+                overflowed,
                 alignment,
                 limit_rows: member.limit,
             });

@@ -136,7 +136,7 @@ impl<B: Backend> StepRunner<B> {
             None => self.between.after_step(EndedStep {
                 own_capacity: capacity,
                 required: &kept.required,
-                overflowed: overflowed || kept.peak() > capacity,
+                overflowed,
                 alignment,
                 limit_rows,
             }),
