@@ -159,6 +159,7 @@ macro_rules! conformance_suite {
                 growth_leaves_a_device_counted_graph_current,
                 a_graph_for_a_plan_is_current_once_it_holds,
                 a_graph_owns_what_it_captured,
+                no_replay_races_a_change_of_capacity,
                 graphs_of_several_sizes_share_a_lane;
             embedded:
                 embedded_steps_equal_the_oracle,
@@ -166,10 +167,12 @@ macro_rules! conformance_suite {
                 steps_in_pieces_equal_the_oracle,
                 embedded_rounds_equal_the_oracle,
                 stale_replays_are_told_to_all_ranks,
+                a_capacity_that_changes_within_a_launch_is_told_to_all_ranks,
                 stale_rounds_are_told_to_all_ranks,
                 steps_behind_a_stale_one_drain,
                 device_counted_steps_stay_current,
                 untold_replays_are_followed,
+                a_launch_is_counted_once_whoever_looks_meanwhile,
                 what_cannot_be_embedded_is_refused,
                 part_of_a_step_is_in_no_graph,
                 the_engines_graph_keeps_what_it_uses;

@@ -45,5 +45,5 @@ pub use keepsake::reclaim;
 pub use kernel::{Kernel, KernelSource};
 pub use queue::Queue;
 pub use rank::Rank;
-pub use rows::{PlannedGrowth, RowBuffer, RowSet, RowShape};
+pub use rows::{PlannedGrowth, Reshaped, RowBuffer, RowSet, RowShape};
 pub use symmetric::SymmetricBlock;

@@ -29,9 +29,11 @@ use crate::sync::lock;
 
 mod buffer;
 mod growth;
+mod steady;
 
 pub use buffer::RowBuffer;
 pub use growth::PlannedGrowth;
+pub use steady::Reshaped;
 
 use buffer::{Column, Settled, shrink};
 
@@ -57,6 +59,9 @@ struct Inner<B: Backend> {
     max_rows: u32,
     shape_words: Buffer<B>,
     settled: Arc<Settled>,
+    /// Held while the capacity changes, on the device and for the host, and by whoever has to have it as it
+    /// is; locked before `state`.
+    changing: Mutex<()>,
     /// Locked before `settled`.
     state: Mutex<State<B>>,
 }
@@ -116,6 +121,7 @@ impl<B: Backend> RowSet<B> {
                 max_rows,
                 shape_words: context.allocate("shape of rows", size_of::<ShapeWords>())?,
                 settled: Arc::new(Settled(Mutex::new(capacity))),
+                changing: Mutex::new(()),
                 state: Mutex::new(State {
                     capacity,
                     mapped: capacity,

@@ -173,25 +173,27 @@ impl<B: Backend> EmbeddedStep<B> {
     /// Replays the step once: calls `launch`, which launches the engine's graph, or all that the step is
     /// spread over, once and in order. Returns the number of the step, by which its record is found.
     ///
+    /// Threads that launch steps of one dispatcher do so one after the other, this way too: `launch` waits for
+    /// none of them. A capacity that another thread changes between the check and the launch is found by the
+    /// step itself, see [above](EmbeddedStep#staleness).
+    ///
     /// # Errors
     ///
     /// [`CaptureError::Stale`] if the capacity that it was shaped for has changed, with nothing launched;
-    /// [`CaptureError::Launch`] with what `launch` returned, which means that nothing was.
+    /// [`CaptureError::Launch`] with what `launch` returned, which means that nothing was;
+    /// [`CaptureError::Dispatch`] within the launch of another step of the dispatcher.
     pub fn replay(
         &self,
         launch: impl FnOnce() -> Result<(), BodyError>,
     ) -> Result<u32, CaptureError> {
         self.check_current()?;
-        self.dispatcher.catch_up();
-        launch().map_err(|source| CaptureError::Launch {
-            rank: self.dispatcher.context().rank(),
-            source,
-        })?;
-        Ok(self.replayed())
+        let rank = self.dispatcher.context().rank();
+        let launch = || launch().map_err(|source| CaptureError::Launch { rank, source });
+        self.dispatcher.launch_step(launch)
     }
 
     /// Counts one launch that the engine has made by itself, and returns the number of its step. To be
-    /// called once for each, in their order, before anything else of the group is launched.
+    /// called once for each, in their order, before anything else of the group is launched, by any thread.
     pub fn replayed(&self) -> u32 {
         self.dispatcher.count_step()
     }

@@ -91,7 +91,13 @@ impl<'a, B: Backend> StepGraph<'a, B> {
     }
 
     /// Queues one replay and returns the number of the step, by which its record is found. Waits for
-    /// nothing and allocates no device memory.
+    /// nothing and allocates no device memory; threads that replay steps of one dispatcher at the same time
+    /// do so one after the other.
+    ///
+    /// A graph that is stale is never launched: from the check on until the replay is queued, another thread
+    /// that [commits](ep_context::PlannedGrowth::commit) a change of the capacity waits. The device itself
+    /// checks only steps in graphs of others ([`EmbeddedStep`](crate::EmbeddedStep)), which are launched
+    /// unseen.
     ///
     /// # Errors
     ///
@@ -99,7 +105,6 @@ impl<'a, B: Backend> StepGraph<'a, B> {
     /// [`CaptureError::Dispatch`] on a stream that records: the step would run in replays that nobody
     /// counts, which is what an [`EmbeddedStep`](crate::EmbeddedStep) is for. Nothing is queued then.
     pub fn replay(&self, stream: &B::Stream) -> Result<u32, CaptureError> {
-        self.check_current()?;
         let context = self.dispatcher.context();
         if context.backend().is_recording(stream) {
             return Err(CaptureError::Dispatch(DispatchError::Order {
@@ -109,9 +114,10 @@ impl<'a, B: Backend> StepGraph<'a, B> {
                     .to_owned(),
             }));
         }
-        self.dispatcher.catch_up();
-        context.backend().replay(stream, &self.executable)?;
-        Ok(self.dispatcher.count_step())
+        let replay = || context.backend().replay(stream, &self.executable);
+        self.dispatcher.launch_step(|| {
+            Ok(shapes::while_current(&self.dispatcher, self.shaped_for(), replay)??)
+        })
     }
 
     /// Whether the graph may still be replayed.
@@ -120,10 +126,15 @@ impl<'a, B: Backend> StepGraph<'a, B> {
     ///
     /// [`CaptureError::Stale`] with the two shapes.
     pub fn check_current(&self) -> Result<(), CaptureError> {
-        if self.options.shaping() == RowShaping::DeviceCounted {
-            return Ok(());
+        shapes::check_current(&self.dispatcher, self.shaped_for())
+    }
+
+    /// The capacities that have to hold for a replay.
+    fn shaped_for(&self) -> &[(RowSet<B>, RowShape)] {
+        match self.options.shaping() {
+            RowShaping::DeviceCounted => &[],
+            RowShaping::Capacity => &self.shapes,
         }
-        shapes::check_current(&self.dispatcher, &self.shapes)
     }
 
     /// How many operations a replay runs, those of loop bodies counted once.

@@ -1,7 +1,7 @@
 //! What all dispatches of a rank share: configuration, kernels, counters, records, lanes.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Zeroable;
@@ -29,9 +29,11 @@ use crate::params::{
 use crate::record::RecordRing;
 
 mod loaded;
+mod numbers;
 
 pub(crate) use loaded::Kernels;
 pub use loaded::device_kernels;
+use numbers::StepNumbers;
 
 /// One rank's part in moving tokens: everything that its dispatches and combines share. A clone is
 /// the same dispatcher.
@@ -61,7 +63,7 @@ pub(crate) struct Inner<B: Backend> {
     pub(crate) push_blocks: u32,
     /// The most shared memory of a block, in bytes.
     pub(crate) shared_bytes_per_block: u32,
-    steps: AtomicU32,
+    numbers: StepNumbers,
     launch_order: Arc<LaunchOrder>,
     id: u64,
 }
@@ -160,7 +162,7 @@ impl<B: Backend> TokenDispatcher<B> {
                 blocks,
                 push_blocks,
                 shared_bytes_per_block: context.backend().processors().shared_bytes_per_block,
-                steps: AtomicU32::new(first_step),
+                numbers: StepNumbers::after(first_step),
                 launch_order: Arc::default(),
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             }),
@@ -216,25 +218,6 @@ impl<B: Backend> TokenDispatcher<B> {
     pub fn least_rows(&self) -> u32 {
         let config = &self.inner.config;
         config.top_k.min(self.local_experts()) as u32 * config.alignment
-    }
-
-    /// Counts one launch of a step and returns its number, by which its record is found. Whoever
-    /// launches a recorded step by other means than this library calls this once a launch, after
-    /// [`TokenDispatcher::catch_up`] before it. [`Step`](crate::Step) does both for steps that are not
-    /// recorded, and so do graphs that are replayed through this library.
-    pub fn count_step(&self) -> u32 {
-        self.inner.steps.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
-    }
-
-    /// Counts the steps that somebody launched and nobody counted, as far as their records are
-    /// published: so that the next step gets the number that the device gives it. To be called before
-    /// a launch, not between a launch and its [`TokenDispatcher::count_step`].
-    pub fn catch_up(&self) {
-        let mut counted = self.inner.steps.load(Ordering::Relaxed);
-        while self.records().is_published(counted.wrapping_add(1)) {
-            counted = counted.wrapping_add(1);
-            self.inner.steps.store(counted, Ordering::Relaxed);
-        }
     }
 
     /// The order of the steps in flight of all who launch ahead on this dispatcher, and may have to launch
@@ -338,11 +321,6 @@ impl<B: Backend> TokenDispatcher<B> {
                 &self.retained(),
             )
         }?)
-    }
-
-    /// The number of the step that was counted last.
-    pub(crate) fn counted_steps(&self) -> u32 {
-        self.inner.steps.load(Ordering::Relaxed)
     }
 
     /// Tells this dispatcher from every other while it lives.

@@ -123,12 +123,14 @@ impl<'a, B: Backend> Step<'a, B> {
         let recording = queue.is_recording();
         if recording {
             Self::check_recordable(dispatcher, &options)?;
-        } else {
-            dispatcher.catch_up();
         }
         let mut step = Self::new(dispatcher, queue, options);
-        dispatcher.launch_begin(&step.queue, &[])?;
-        step.number = (!recording).then(|| dispatcher.count_step());
+        if recording {
+            dispatcher.launch_begin(&step.queue, &[])?;
+        } else {
+            let begin = || dispatcher.launch_begin(&step.queue, &[]);
+            step.number = Some(dispatcher.launch_step(begin)?);
+        }
         Ok(step)
     }
 

@@ -1,9 +1,12 @@
 //! Recording: what it refuses, what it survives, what a graph owns, and when it is stale.
 
+use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
+use std::thread;
 
 use graph_ep::{
-    BackendError, CaptureError, DispatchError, RowShaping, StepGraph, StepMode, StepOptions,
+    BackendError, CaptureError, DispatchError, Queue, RowShaping, StepGraph, StepMode, StepOptions,
 };
 
 use crate::backend::{PATIENCE, TestBackend};
@@ -199,6 +202,54 @@ pub fn a_graph_owns_what_it_captured<T: TestBackend>() {
         }
         graph_ep::Backend::synchronize(context.backend(), &stream).expect("all of it is there");
         assert_eq!(context.fault(), None);
+    });
+}
+
+/// A graph is launched for the capacity for which it was recorded, or not at all, though another thread
+/// changes the capacity at the same time.
+pub fn no_replay_races_a_change_of_capacity<T: TestBackend>() {
+    const ROWS: u32 = 16;
+    let case = Case::new(1).capacity(ROWS);
+    T::on_ranks(1, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let (rows, stream) = (rig.group.rows(), rig.group.stream());
+        let backend = rig.group.context().backend();
+        let mut graph = rig.record(StepOptions::new()).expect("it can be recorded");
+        rig.write(0);
+        let mut replayed = 0;
+        for round in 0..500_u32 {
+            let shrink = rows.plan(ROWS / 2).expect("fewer rows");
+            let both = Barrier::new(2);
+            let launched = thread::scope(|scope| {
+                let commit = scope.spawn(|| {
+                    both.wait();
+                    // SAFETY: the step runs on the same stream.
+                    unsafe { shrink.commit(&Queue::direct(backend, stream)) }
+                });
+                both.wait();
+                // Sooner or later than the other thread, so that it comes to all moments of a replay.
+                (0..round % 50).for_each(|_| spin_loop());
+                let launched = graph.replay(stream);
+                commit.join().expect("no panic").expect("the stream runs");
+                launched
+            });
+            match launched {
+                Ok(number) => {
+                    let record = rig.wait(number).expect("it ends");
+                    assert_eq!(record.capacity, ROWS, "round {round}: a stale graph was launched");
+                    replayed += 1;
+                }
+                Err(CaptureError::Stale { recorded, now, .. }) => {
+                    assert_eq!((recorded.rows, now.rows), (ROWS, ROWS / 2), "round {round}");
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+            rig.commit(rows.plan(ROWS).expect("it had as many"));
+            graph = graph.record_again(stream, rig.body()).expect("it can be recorded").0;
+        }
+        let last = graph.replay(stream).expect("current");
+        assert_eq!(last, replayed + 1, "what was refused was counted");
+        rig.wait(last).expect("it ends");
     });
 }
 

@@ -2,6 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use graph_ep::{
     Backend, BackendError, BodyError, CaptureError, DeviceSlice, DispatchError, EmbedOptions,
@@ -169,6 +172,43 @@ pub fn stale_replays_are_told_to_all_ranks<T: TestBackend>() {
     }
 }
 
+/// A capacity that changes between the check of a replay and its launch is found on the device too. A step that
+/// is launched while another is has no number, and is refused.
+pub fn a_capacity_that_changes_within_a_launch_is_told_to_all_ranks<T: TestBackend>() {
+    let case = Case::new(2);
+    let runs = T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let mut graphs = Graphs::of(&rig);
+        let embedded = graphs.embed(&rig, StepOptions::new());
+        rig.meet("all have captured");
+        rig.write(0);
+        let number = embedded.replay(|| {
+            match embedded.replay(|| panic!("two steps are launched at once")) {
+                Err(CaptureError::Dispatch(DispatchError::Order {
+                    operation: "launch", ..
+                })) => {}
+                other => panic!("{other:?}"),
+            }
+            rig.group.dispatcher().catch_up();
+            if rig.rank() == 1 {
+                rig.commit(rig.group.rows().plan(8).expect("it is reserved"));
+            }
+            Ok(graphs.launch()?)
+        });
+        assert_eq!(told(rig.wait(number.expect("it was current"))), (1, 1, 1, 2));
+        if rig.rank() == 1 {
+            rig.commit(rig.group.rows().plan(case.rows_of(1)).expect("it is reserved"));
+            graphs.clear();
+            graphs.embed(&rig, StepOptions::new());
+        }
+        rig.meet("that rank has captured again");
+        let launch = || Ok::<_, DispatchError>(graphs.launch()?);
+        rig.run_as(Stage::Embedded, 0, || rig.group.dispatcher().launch_step(launch))
+    });
+    StepOracle::new(&case, 0, None).check_outputs("recorded again", &runs);
+    assert!(runs.iter().all(|run| run.record.step == 2), "{runs:?}");
+}
+
 /// The same in rounds, where a stale rank makes no trip.
 pub fn stale_rounds_are_told_to_all_ranks<T: TestBackend>() {
     let case = Case { layers: 2, ..Case::new(2) }.capacity(8);
@@ -275,6 +315,41 @@ pub fn untold_replays_are_followed<T: TestBackend>() {
         runs
     });
     check_all(&case, "followed", &runs);
+}
+
+/// A launch is counted once, though its record is there before the launch returns and somebody counts what is
+/// published meanwhile.
+pub fn a_launch_is_counted_once_whoever_looks_meanwhile<T: TestBackend>() {
+    let case = Case::new(2);
+    let runs = T::on_ranks(2, |env| {
+        let rig = Rig::<T>::new(env, &case);
+        let mut graphs = Graphs::of(&rig);
+        let embedded = graphs.embed(&rig, StepOptions::new());
+        rig.meet("all have captured");
+        let dispatcher = rig.group.dispatcher();
+        rig.write(0);
+        let first = thread::scope(|scope| {
+            let launch = || {
+                graphs.launch()?;
+                rig.wait(1)?;
+                dispatcher.catch_up();
+                let (looked, seen) = mpsc::channel();
+                scope.spawn(move || {
+                    dispatcher.catch_up();
+                    // Nobody is there to be told when the launch has returned, as it should have.
+                    let _gone = looked.send(());
+                });
+                // It waits for this launch, so there is nothing to wait for.
+                let counted = seen.recv_timeout(Duration::from_millis(20));
+                assert_eq!(counted, Err(RecvTimeoutError::Timeout), "it counted the launch");
+                Ok(())
+            };
+            embedded.replay(launch).expect("it is current")
+        });
+        assert_eq!(first, 1);
+        vec![rig.seen(Stage::Embedded, 0, first), replay(&rig, &graphs, &embedded, 1)]
+    });
+    check_all(&case, "looked at meanwhile", &runs);
 }
 
 /// What cannot be recorded into an engine's capture is refused when that is asked for, in words. Where

@@ -6,6 +6,7 @@ use super::buffer::shrink;
 use super::{RowSet, RowShape};
 use crate::backend::{Backend, BackendError};
 use crate::queue::Queue;
+use crate::sync::lock;
 
 /// Memory that is mapped for a capacity that does not hold yet.
 ///
@@ -25,7 +26,8 @@ impl<B: Backend> PlannedGrowth<B> {
         self.shape
     }
 
-    /// Makes the planned capacity hold: for the host at once, for the device in the order of `queue`.
+    /// Makes the planned capacity hold: for the host at once, for the device in the order of `queue`. Waits
+    /// while another thread [queues work for the capacity that it has](RowSet::while_shaped).
     ///
     /// # Errors
     ///
@@ -38,8 +40,10 @@ impl<B: Backend> PlannedGrowth<B> {
     /// with it. That is every step which receives into the set, and every replay of one. Work at the
     /// same time may read either capacity, and with the larger one touch rows that a trim has unmapped.
     pub unsafe fn commit(mut self, queue: &Queue<'static, B>) -> Result<(), BackendError> {
+        let set = self.set.clone();
+        let _changing = lock(&set.inner.changing);
         // SAFETY: the caller's promise.
-        unsafe { self.set.publish(queue, self.shape) }?;
+        unsafe { set.publish(queue, self.shape) }?;
         let mut state = self.set.lock();
         state.capacity = self.shape.rows;
         state.generation = self.shape.generation;
