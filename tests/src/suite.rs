@@ -176,6 +176,10 @@ macro_rules! conformance_suite {
                 what_cannot_be_embedded_is_refused,
                 part_of_a_step_is_in_no_graph,
                 the_engines_graph_keeps_what_it_uses;
+            nested:
+                exchanged_steps_are_in_no_graph,
+                exchanged_steps_spoil_the_capture_of_an_engine,
+                a_runner_whose_body_exchanges_its_step_is_told;
             engines:
                 engines_recover_their_own_graphs,
                 engines_run_ahead,

@@ -43,7 +43,7 @@ pub use fault::{Fault, FaultKind, Phase};
 pub use host::HostBackend;
 pub use keepsake::reclaim;
 pub use kernel::{Kernel, KernelSource};
-pub use queue::Queue;
+pub use queue::{Queue, QueueScope};
 pub use rank::Rank;
 pub use rows::{PlannedGrowth, Reshaped, RowBuffer, RowSet, RowShape};
 pub use symmetric::SymmetricBlock;

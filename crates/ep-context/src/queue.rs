@@ -2,12 +2,18 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::RwLockReadGuard;
 
 use smallvec::SmallVec;
 
 use crate::backend::{Backend, BackendError, LaunchShape, Retained};
 use crate::buffer::DeviceSlice;
 use crate::kernel::Kernel;
+
+mod scope;
+
+pub use scope::QueueScope;
+use scope::Within;
 
 /// A stream on which operations are queued that may use memory borrowed for `'a`.
 ///
@@ -17,6 +23,8 @@ use crate::kernel::Kernel;
 pub struct Queue<'a, B: Backend> {
     backend: B,
     stream: B::Stream,
+    /// Where it is one of a recording.
+    scope: Option<Within>,
     // Invariant: a queue of a longer lifetime must not be filled through one of a shorter.
     _lifetime: PhantomData<fn(&'a ()) -> &'a ()>,
 }
@@ -24,22 +32,25 @@ pub struct Queue<'a, B: Backend> {
 impl<B: Backend> Queue<'static, B> {
     /// The stream itself: work runs in the order in which it is queued.
     pub fn direct(backend: &B, stream: &B::Stream) -> Self {
-        Self { backend: backend.clone(), stream: stream.clone(), _lifetime: PhantomData }
+        let (backend, stream) = (backend.clone(), stream.clone());
+        Self { backend, stream, scope: None, _lifetime: PhantomData }
     }
 }
 
 impl<'a, B: Backend> Queue<'a, B> {
-    /// A stream that records, for work that may use memory borrowed for `'a`.
+    /// A stream that records, for work that may use memory borrowed for `'a`. Takes nothing once `scope` is
+    /// dropped.
     ///
     /// # Safety
     ///
-    /// Unless `'a` is `'static`: the stream records when this is called and for as long as the queue is used,
-    /// and every replay of the recording is queued within `'a`. So the caller holds the
-    /// [key](Backend::begin_recording) of the recording, and gives it to nobody who uses the queue. That a
-    /// replay has run by the end of `'a` is promised by whoever borrowed memory for it, see
-    /// [`DeviceSlice::borrowed`].
-    pub unsafe fn recording(backend: &B, stream: &B::Stream) -> Self {
-        Self { backend: backend.clone(), stream: stream.clone(), _lifetime: PhantomData }
+    /// Unless `'a` is `'static`: the stream records when this is called and until `scope` is dropped, and every
+    /// replay of the recording is queued within `'a`. So the caller holds the
+    /// [key](Backend::begin_recording) of the recording, gives it to nobody who uses the queue, and drops
+    /// `scope` before the recording ends. That a replay has run by the end of `'a` is promised by whoever
+    /// borrowed memory for it, see [`DeviceSlice::borrowed`].
+    pub unsafe fn recording(backend: &B, stream: &B::Stream, scope: &QueueScope) -> Self {
+        let (backend, stream, scope) = (backend.clone(), stream.clone(), Some(scope.within()));
+        Self { backend, stream, scope, _lifetime: PhantomData }
     }
 
     /// The device.
@@ -67,7 +78,16 @@ impl<'a, B: Backend> Queue<'a, B> {
     /// recording of this queue, and for as long as the new queue is used it is a body that is open or a
     /// branch that was not joined, or takes nothing.
     pub unsafe fn with_stream(&self, stream: B::Stream) -> Self {
-        Self { backend: self.backend.clone(), stream, _lifetime: PhantomData }
+        let (backend, scope) = (self.backend.clone(), self.scope.clone());
+        Self { backend, stream, scope, _lifetime: PhantomData }
+    }
+
+    /// Keeps the recording of the queue from ending while an operation is queued; fails if it has ended.
+    fn enter(
+        &self,
+        operation: &'static str,
+    ) -> Result<Option<RwLockReadGuard<'_, bool>>, BackendError> {
+        self.scope.as_ref().map(|scope| scope.enter(operation)).transpose()
     }
 
     /// Queues one launch. `uses` names the slices whose addresses stand in `params`, `retained` what
@@ -75,7 +95,8 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// # Errors
     ///
-    /// Whatever the backend reports; nothing is queued then.
+    /// Whatever the backend reports, and [`BackendError::Recording`] when the recording of the queue has ended,
+    /// as for all operations; nothing is queued then.
     ///
     /// # Safety
     ///
@@ -92,6 +113,7 @@ impl<'a, B: Backend> Queue<'a, B> {
         uses: &[&DeviceSlice<'a, B>],
         retained: &[Retained],
     ) -> Result<(), BackendError> {
+        let _open = self.enter("launch")?;
         let mut keep: SmallVec<[Retained; 8]> = retained.iter().cloned().collect();
         keep.extend(uses.iter().filter_map(|slice| slice.retained().cloned()));
         // SAFETY: 1. an address in a slice is valid, where the slice holds it, while the slice's owner
@@ -117,6 +139,7 @@ impl<'a, B: Backend> Queue<'a, B> {
         from: &DeviceSlice<'a, B>,
     ) -> Result<(), BackendError> {
         const WHAT: &str = "length of a copy in bytes";
+        let _open = self.enter("copy")?;
         within(WHAT, from.bytes(), to, "target")?;
         within(WHAT, from.bytes(), from, "source")?;
         let keep: SmallVec<[Retained; 2]> =
@@ -141,6 +164,7 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// Other work that touches the slice is ordered with this.
     pub unsafe fn upload(&self, to: &DeviceSlice<'a, B>, data: &[u8]) -> Result<(), BackendError> {
+        let _open = self.enter("upload")?;
         within("length of an upload in bytes", data.len(), to, "target")?;
         let keep: SmallVec<[Retained; 1]> = to.retained().cloned().into_iter().collect();
         // SAFETY: the target range is inside what its slice holds, valid as argued in `launch`.
@@ -166,6 +190,7 @@ impl<'a, B: Backend> Queue<'a, B> {
         from: &DeviceSlice<'a, B>,
         into: &mut [u8],
     ) -> Result<(), BackendError> {
+        let _open = self.enter("download")?;
         within("length of a download in bytes", into.len(), from, "source")?;
         // SAFETY: the range is inside what its slice holds, which outlives this blocking call; that
         // nothing writes it meanwhile is the caller's promise.
@@ -178,6 +203,7 @@ impl<'a, B: Backend> Queue<'a, B> {
     ///
     /// [`BackendError::Recording`] in the body of a loop, and the failure of earlier work.
     pub fn reach(&self, mark: &B::Mark) -> Result<(), BackendError> {
+        let _open = self.enter("reach")?;
         self.backend.reach(&self.stream, mark)
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use ep_context::{Backend, Queue, RowSet, RowShape};
+use ep_context::{Backend, Queue, QueueScope, RowSet, RowShape};
 use smallvec::SmallVec;
 use token_dispatch::{DispatchError, RowShaping, Step, StepMode, StepOptions, TokenDispatcher};
 
@@ -105,7 +105,8 @@ impl<B: Backend> EmbeddedStep<B> {
     /// [`CaptureError::Dispatch`] for an eager step, for a loop in a
     /// [child graph](EmbedOptions::in_child_graph) and for too many sets, and
     /// [`CaptureError::Backend`] if nobody captures on the stream: nothing was recorded then. Any other error, of
-    /// `body` as [`CaptureError::Body`], leaves a part of a step in the engine's graph; so the capture is
+    /// `body` as [`CaptureError::Body`], and [`CaptureError::Dispatch`] for a `body` that has put another step in
+    /// the place of its own, leaves a part of a step in the engine's graph; so the capture is
     /// made unusable, and ending it is an error.
     ///
     /// # Panics
@@ -313,10 +314,12 @@ fn piece<B: Backend, T>(
 ) -> Result<T, CaptureError> {
     let backend = dispatcher.context().backend();
     backend.enter_recording(stream)?;
+    let scope = QueueScope::new();
     let recorded = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: what is queued may run at any time, and uses nothing borrowed.
-        record(unsafe { Queue::recording(backend, stream) })
+        record(unsafe { Queue::recording(backend, stream, &scope) })
     }));
+    drop(scope);
     match recorded {
         Ok(Ok(value)) => {
             backend.leave_recording(stream)?;
@@ -339,7 +342,7 @@ fn run<B: Backend>(
     body: impl FnOnce(&mut Step<'static, B>) -> Result<(), BodyError>,
 ) -> Result<(), CaptureError> {
     let rank = dispatcher.context().rank();
-    body(step).map_err(|source| CaptureError::Body { rank, source })
+    step.queue_with(|step| body(step).map_err(|source| CaptureError::Body { rank, source }))
 }
 
 fn order<B: Backend>(dispatcher: &TokenDispatcher<B>, reason: &str) -> CaptureError {

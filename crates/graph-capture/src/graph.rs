@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use ep_context::backend::Update;
-use ep_context::{Backend, Queue, RowSet, RowShape};
+use ep_context::{Backend, Queue, QueueScope, RowSet, RowShape};
 use smallvec::SmallVec;
 use token_dispatch::{DispatchError, RowShaping, Step, StepOptions, TokenDispatcher};
 
@@ -44,7 +44,8 @@ impl<'a, B: Backend> StepGraph<'a, B> {
     /// # Errors
     ///
     /// [`CaptureError::Body`] with what `body` returned; [`CaptureError::Dispatch`] for an eager step,
-    /// which cannot be recorded. The stream is then as before.
+    /// which cannot be recorded, and for a `body` that has put another step, of a recording around or within
+    /// this one, in the place of its own. The stream is then as before.
     ///
     /// # Panics
     ///
@@ -163,18 +164,21 @@ impl<B: Backend> Recorded<B> {
         body: impl FnOnce(&mut Step<'a, B>) -> Result<(), BodyError>,
     ) -> Result<Self, CaptureError> {
         let backend = dispatcher.context().backend();
+        let rank = dispatcher.context().rank();
         let key = backend.begin_recording(stream)?;
+        let scope = QueueScope::new();
         let recorded = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: the stream records from here to the end of the closure, since `body` has no key to
-            // the recording; and the graph that comes of it carries 'a: no replay can be queued beyond it.
-            let queue: Queue<'a, B> = unsafe { Queue::recording(backend, stream) };
+            // SAFETY: the stream records until the scope is dropped, since `body` has no key to the
+            // recording; and the graph that comes of it carries 'a: no replay can be queued beyond it.
+            let queue: Queue<'a, B> = unsafe { Queue::recording(backend, stream, &scope) };
             let mut step = Step::begin(dispatcher, queue, options)?;
-            body(&mut step).map_err(|source| CaptureError::Body {
-                rank: dispatcher.context().rank(),
-                source,
+            step.queue_with(|step| {
+                body(step).map_err(|source| CaptureError::Body { rank, source })
             })?;
             Ok(step.finish()?)
         }));
+        // A body that records within another has had two steps, and may have left either there.
+        drop(scope);
         match recorded {
             Ok(Ok(summary)) => Ok(Self {
                 recording: backend.end_recording(&key)?,

@@ -1,6 +1,7 @@
 //! One step on a queue: from its beginning to its published record.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ep_context::backend::Condition;
 use ep_context::{Backend, Queue, Retained, RowSet, RowShape};
@@ -27,6 +28,8 @@ const EMBEDDED: &str = "embedded step";
 /// A step that is being queued or recorded. [`Step::finish`] ends it; merely dropped, it leaves a
 /// queue without the end of the step, which is for failures only.
 pub struct Step<'a, B: Backend> {
+    /// Tells it from every other step of the process.
+    id: u64,
     dispatcher: TokenDispatcher<B>,
     queue: Queue<'a, B>,
     options: StepOptions,
@@ -39,6 +42,8 @@ pub struct Step<'a, B: Backend> {
     /// Nothing but the step itself sees whether its shapes hold when it is replayed.
     checks_itself: bool,
 }
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// A dispatch whose combine has not come yet.
 pub(crate) struct OpenPair<B: Backend> {
@@ -210,6 +215,7 @@ impl<'a, B: Backend> Step<'a, B> {
 
     fn new(dispatcher: &TokenDispatcher<B>, queue: Queue<'a, B>, options: StepOptions) -> Self {
         Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             dispatcher: dispatcher.clone(),
             queue,
             options,
@@ -248,6 +254,31 @@ impl<'a, B: Backend> Step<'a, B> {
         }
         self.queue = queue;
         Ok(())
+    }
+
+    /// Has `body` queue on the step, which has to be there still when it returns: given two steps of one type, as
+    /// where it records within another recording, a body can exchange them, and each would end in the place of
+    /// the other. Whoever ends a step that it gave to others gives it to them by this.
+    ///
+    /// # Errors
+    ///
+    /// What `body` returns; [`DispatchError::Order`] where it has left another step in the place of this one.
+    /// That one is then not to be finished.
+    pub fn queue_with<E: From<DispatchError>>(
+        &mut self,
+        body: impl FnOnce(&mut Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (id, rank) = (self.id, self.dispatcher.rank());
+        body(self)?;
+        if self.id == id {
+            return Ok(());
+        }
+        let reason = format!(
+            "the body has put another step in the place of the one that it was given: step {} of the process \
+             in that of step {id}; each ends where it was begun",
+            self.id
+        );
+        Err(DispatchError::Order { operation: "body of a step", rank, reason }.into())
     }
 
     /// Where operations of the caller's own go, between those of the step; in the body of a loop,
@@ -562,6 +593,7 @@ impl<'a, B: Backend> Step<'a, B> {
 impl<B: Backend> fmt::Debug for Step<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Step")
+            .field("id", &self.id)
             .field("queue", &self.queue)
             .field("options", &self.options)
             .field("dispatches", &self.ordinal)

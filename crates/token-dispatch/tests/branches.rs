@@ -10,8 +10,8 @@ use bytemuck::{Pod, Zeroable};
 use ep_context::host::{HostOptions, HostStream};
 use ep_context::rendezvous::ThreadGroup;
 use ep_context::{
-    Backend, Buffer, Deadlines, EpContext, HostBackend, Kernel, LaunchShape, Queue, Retained,
-    RowBuffer, RowSet, Specialization,
+    Backend, Buffer, Deadlines, EpContext, HostBackend, Kernel, LaunchShape, Queue, QueueScope,
+    Retained, RowBuffer, RowSet, Specialization,
 };
 use token_dispatch::{
     Combine, DType, Dispatch, DispatchConfig, DispatchError, ExpertMap, Handle, Lane, Step,
@@ -410,13 +410,15 @@ fn a_recorded_step_with_branches_is_replayed_like_any_other() {
     on_ranks(3, u32::MAX, true, |rank| {
         let backend = rank.backend();
         let key = backend.begin_recording(&rank.own).expect("idle");
+        let scope = QueueScope::new();
         // SAFETY: the queue is used while the stream records, and for 'static slices only.
-        let queue = unsafe { Queue::recording(backend, &rank.own) };
+        let queue = unsafe { Queue::recording(backend, &rank.own, &scope) };
         let mut step =
             Step::begin(&rank.dispatcher, queue, StepOptions::new()).expect("it records");
         rank.side_by_side(&mut step).expect("recorded");
         let summary = step.finish().expect("recorded");
         assert_eq!((summary.number, summary.dispatches), (None, 2));
+        drop(scope);
         let recording = backend.end_recording(&key).expect("every branch was joined");
         let graph = backend.instantiate(recording).expect("instantiates");
         for _ in 0..4 {
@@ -523,12 +525,14 @@ fn on_a_shared_device_a_recorded_step_has_branches_too() {
     on_one_device(2, |rank| {
         let backend = rank.backend();
         let key = backend.begin_recording(&rank.own).expect("idle");
+        let scope = QueueScope::new();
         // SAFETY: the queue is used while the stream records, and for 'static slices only.
-        let queue = unsafe { Queue::recording(backend, &rank.own) };
+        let queue = unsafe { Queue::recording(backend, &rank.own, &scope) };
         let mut step =
             Step::begin(&rank.dispatcher, queue, StepOptions::new()).expect("it records");
         rank.side_by_side(&mut step).expect("recorded");
         step.finish().expect("recorded");
+        drop(scope);
         let recording = backend.end_recording(&key).expect("every branch was joined");
         let graph = backend.instantiate(recording).expect("instantiates");
         for _ in 0..2 {

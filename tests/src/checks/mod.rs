@@ -14,6 +14,7 @@ pub mod lanes;
 pub mod layouts;
 pub mod maps;
 pub mod modes;
+pub mod nested;
 pub mod payloads;
 pub mod recovery;
 pub mod refusal;

@@ -78,12 +78,15 @@ impl<B: Backend> StepRunner<B> {
         let queue = Queue::direct(context.backend(), &self.stream);
         let options = self.options().with_mode(StepMode::Eager { max_rows: self.eager_limit() });
         let mut step = Step::begin(&self.dispatcher, queue, options)?;
-        self.source.queue_eagerly(&mut step).map_err(|source| {
-            // The body passes on what its dispatches say.
-            match source.downcast::<DispatchError>() {
-                Ok(error) => OverflowError::Dispatch(*error),
-                Err(source) => OverflowError::Body { rank: context.rank(), source },
-            }
+        let rank = context.rank();
+        step.queue_with(|step| {
+            self.source.queue_eagerly(step).map_err(|source| {
+                // The body passes on what its dispatches say.
+                match source.downcast::<DispatchError>() {
+                    Ok(error) => OverflowError::Dispatch(*error),
+                    Err(source) => OverflowError::Body { rank, source },
+                }
+            })
         })?;
         let number = step.finish()?.number;
         number.ok_or_else(|| self.order("eager step", "the stream records"))

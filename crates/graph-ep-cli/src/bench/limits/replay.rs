@@ -2,7 +2,7 @@
 //! marks.
 
 use bytemuck::{Pod, Zeroable};
-use graph_ep::ep_context::{KernelSource, Retained, Specialization, host};
+use graph_ep::ep_context::{KernelSource, QueueScope, Retained, Specialization, host};
 use graph_ep::{Backend, BackendError, Buffer, Kernel, LaunchShape, Queue};
 use graph_ep_kernels::{HEADERS, limits};
 
@@ -219,12 +219,14 @@ fn record<B: Backend>(
 ) -> Result<B::Executable, LimitsError> {
     let (backend, stream) = (rig.backend(), rig.queue.stream());
     let key = backend.begin_recording(stream)?;
+    let scope = QueueScope::new();
     // SAFETY: the stream records until the queue is gone, and what is queued on it retains what it uses.
-    let queue = unsafe { Queue::recording(backend, stream) };
+    let queue = unsafe { Queue::recording(backend, stream, &scope) };
     if let Err(error) = work(&queue) {
         backend.abandon_recording(&key);
         return Err(error.into());
     }
+    drop(scope);
     let recording = backend.end_recording(&key)?;
     Ok(backend.instantiate(recording)?)
 }

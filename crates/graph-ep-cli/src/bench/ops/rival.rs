@@ -4,8 +4,8 @@
 //! recorded, rows lie ready one behind the other and stay as they arrive, and nothing is added up. Rows
 //! that stay on their rank are not moved at all.
 
-use graph_ep::ep_context::CudaBackend;
 use graph_ep::ep_context::cuda::CudaStream;
+use graph_ep::ep_context::{CudaBackend, QueueScope};
 use graph_ep::{Backend, Buffer, EpContext, Queue, Rank};
 
 use super::super::interval::Interval;
@@ -247,12 +247,14 @@ impl<B: Backend> Exchanges<'_, '_, B> {
     ) -> Result<B::Executable, OpError> {
         let (backend, stream) = (self.part.backend(), self.part.stream());
         let key = backend.begin_recording(stream)?;
+        let scope = QueueScope::new();
         // SAFETY: the stream records while the queue lives, and what is queued outlives the graph.
-        let queue = unsafe { Queue::recording(backend, stream) };
+        let queue = unsafe { Queue::recording(backend, stream, &scope) };
         if let Err(error) = self.queue(rival, &queue, marks) {
             backend.abandon_recording(&key);
             return Err(error);
         }
+        drop(scope);
         let recording = backend.end_recording(&key)?;
         Ok(backend.instantiate(recording)?)
     }
