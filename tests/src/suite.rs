@@ -199,6 +199,7 @@ macro_rules! conformance_suite {
                 steps_behind_an_over_budget_one_of_others_wait,
                 steps_that_passed_one_of_their_runner_are_told,
                 runners_keep_the_order_of_each_other,
+                graphs_replayed_by_hand_take_their_place,
                 a_step_behind_a_held_one_of_another_runner_stays_in_flight;
             recovery:
                 recovery_follows_the_simulation,

@@ -176,7 +176,8 @@ impl<B: Backend> EmbeddedStep<B> {
     ///
     /// Threads that launch steps of one dispatcher do so one after the other, this way too: `launch` waits for
     /// none of them. A capacity that another thread changes between the check and the launch is found by the
-    /// step itself, see [above](EmbeddedStep#staleness).
+    /// step itself, see [above](EmbeddedStep#staleness). Takes no place in the
+    /// [`LaunchOrder`](token_dispatch::LaunchOrder), as for [`StepGraph::replay`](crate::StepGraph::replay).
     ///
     /// # Errors
     ///

@@ -100,6 +100,9 @@ impl<'a, B: Backend> StepGraph<'a, B> {
     /// checks only steps in graphs of others ([`EmbeddedStep`](crate::EmbeddedStep)), which are launched
     /// unseen.
     ///
+    /// A replay takes no place among the steps that are to be launched again when one before them has overflowed:
+    /// beside runners that is for the caller to do, see [`LaunchOrder`](token_dispatch::LaunchOrder).
+    ///
     /// # Errors
     ///
     /// [`CaptureError::Stale`] if the capacity it was shaped for has changed, and

@@ -4,6 +4,12 @@
 //! behind one that overflowed move nothing. Where several do so on one dispatcher, each has to know what of the
 //! others is still to come before its own. That is kept here, on the host, and changed by what every rank does
 //! at the same place of its program, so that all ranks hold the same.
+//!
+//! It orders those who take part, and stops nobody else. A graph that is replayed by hand takes no place by that:
+//! nobody says when such a step is settled, whose record may never be read, so that its place would count as in
+//! flight for ever. Nor does its replay wait for what is held back, since it may itself be what comes before that:
+//! the step that overflowed, launched again. So without a place a step is passed by steps that were launched behind
+//! it and passes those before it, and its record is one more that the ring has to hold.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,6 +20,18 @@ pub struct Place(u64);
 
 /// The steps of a dispatcher that were launched and are not settled, see
 /// [`TokenDispatcher::launch_order`](crate::TokenDispatcher::launch_order).
+///
+/// Runners take part by themselves. Whoever replays graphs by hand between their steps, and has them
+/// [hold](crate::StepOptions::with_hold_on_overflow), takes part like this, on all ranks alike:
+///
+/// - after a replay, [`enter`](LaunchOrder::enter);
+/// - when the record says that the step overflowed, [`hold_behind`](LaunchOrder::hold_behind) before
+///   [`TokenDispatcher::resume`](crate::TokenDispatcher::resume), and replay it first; when it says that the step
+///   was drained, [`hold`](LaunchOrder::hold), unless it is held already by who settled the step before it;
+/// - replay a step that is held once nothing is held [before it](LaunchOrder::any_held_before), and
+///   [`release`](LaunchOrder::release) it;
+/// - [`leave`](LaunchOrder::leave) when there is an outcome, or it is given up. Until then runners count it among
+///   the steps in flight, of which there are no more than records in the ring.
 #[derive(Debug, Default)]
 pub struct LaunchOrder {
     state: Mutex<State>,

@@ -301,6 +301,47 @@ pub fn runners_keep_the_order_of_each_other<T: TestBackend>() {
     StepOracle::new(&case, 0, None).check_outputs("the last of them", &results);
 }
 
+/// A graph that is replayed by hand between the steps of a runner is launched again in its turn where it has taken
+/// its place among them; where it has not, the runner's steps pass it.
+pub fn graphs_replayed_by_hand_take_their_place<T: TestBackend>() {
+    let case = skewed().on::<T>();
+    for placed in [true, false] {
+        let results = T::on_ranks(case.world(), |env| {
+            let rig = Rig::<T>::new(env, &case);
+            let (dispatcher, stream) = (rig.group.dispatcher(), rig.group.stream());
+            let order = dispatcher.launch_order();
+            let graph = rig.record(StepOptions::new().with_hold_on_overflow(true));
+            let graph = graph.expect("it can be recorded");
+            let mut runner = rig.runner(RecoverySettings::new()).expect("in range");
+            rig.write(0);
+            let first = runner.launch().expect("launched");
+            let drained = graph.replay(stream).expect("current");
+            let place = placed.then(|| order.enter());
+            let third = runner.launch().expect("launched");
+            assert_eq!(order.in_flight(), 2 + usize::from(placed));
+            let over = runner.settle(first).expect("it recovers");
+            assert_eq!(over.outcome, Outcome::Recovered { replays: 1, eager: false });
+            assert!(rig.wait(drained).expect("it ends").drained);
+            let (graph, _) = graph.record_again(stream, rig.body()).expect("it can be recorded");
+            if let Some(place) = place {
+                assert!(order.is_held(place) && !order.any_held_before(Some(place)));
+                says(runner.launch(), "launched again first");
+            }
+            let by_hand = graph.replay(stream).expect("current");
+            place.into_iter().for_each(|place| order.release(place));
+            let second = rig.wait(by_hand).expect("it ends");
+            assert!(!second.drained && !second.overflowed(), "{second:?}");
+            place.into_iter().for_each(|place| order.leave(place));
+            let third = runner.settle(third).expect("it fits");
+            assert_eq!(third.outcome, Outcome::Clean);
+            assert_eq!(second.step < third.record.step, placed, "{second:?}, {third:?}");
+            assert_eq!(order.in_flight(), 0);
+            rig.seen_with(0, &third.record)
+        });
+        StepOracle::new(&case, 0, None).check_outputs(&format!("placed: {placed}"), &results);
+    }
+}
+
 /// A step that is settled though one of another runner before it is held back stays in flight.
 pub fn a_step_behind_a_held_one_of_another_runner_stays_in_flight<T: TestBackend>() {
     let case = skewed().on::<T>();
