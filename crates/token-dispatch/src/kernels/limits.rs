@@ -41,6 +41,7 @@ fn returned(row_limit: u32) -> (f32, Option<Fault>) {
         wait: WaitParams {
             control: address(control.as_ptr()),
             attention: address(attentions.as_ptr()),
+            own: attentions[0],
             rank: 0,
             world: 1,
         },
