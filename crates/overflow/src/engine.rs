@@ -27,7 +27,8 @@ pub trait EngineGraph<B: Backend>: Send {
     fn capture(&mut self, spec: &StepSpec<'_, B>) -> Result<EmbeddedStep<B>, BodyError>;
 
     /// Launches what was captured last, once, in the order of the runner's stream: one graph, or all that
-    /// the step is spread over. Does not wait for it.
+    /// the step is spread over. Waits neither for it nor for a thread that launches another step of the
+    /// dispatcher, which would wait for this launch.
     ///
     /// # Errors
     ///
