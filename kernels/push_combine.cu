@@ -19,8 +19,8 @@ __shared__ u32 prefix[turns::MOST_RANKS];
 
 extern __shared__ Quad parts[];
 
-// Stamped pieces go through registers, several rows at a time: four where they are pushed, for which others wait. Where
-// they are added up, and for Blackwell, for which the compiler keeps more at hand, four would not fit.
+// Stamped pieces go through registers, several rows at a time: four where they are pushed, for which others
+// wait. Where they are added up, and for Blackwell, for which the compiler keeps more at hand, four would not fit.
 template <u32 AHEAD> using StampedSum = rows::Sum<stamped::ROW_QUADS, AHEAD>;
 #if __CUDA_ARCH__ >= 1000
 using PushedSum = StampedSum<2>;
@@ -138,8 +138,8 @@ struct Combine {
         return true;
     }
 
-    // This rank's own part of a warp's first sum is added up while what it has pushed, and the headers of other ranks,
-    // are on their way.
+    // This rank's own part of a warp's first sum is added up while what it has pushed, and the headers of other
+    // ranks, are on their way.
     __device__ __forceinline__ void sum_stamped() const {
         combine::Sums work(c);
         Destination to;

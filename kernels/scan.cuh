@@ -18,7 +18,8 @@ __device__ __forceinline__ u32 warp_sum(u32 value) {
     return value;
 }
 
-// The sum of the values of all lanes up to this one, of the `width` neighbouring lanes that it is one of: a power of two.
+// The sum of the values of all lanes up to this one, of the `width` neighbouring lanes that it is one of: a power
+// of two.
 __device__ __forceinline__ u32 group_inclusive(u32 value, u32 width) {
     for (u32 step = 1; step < width; step *= 2) {
         const u32 below = __shfl_up_sync(WHOLE, value, step, width);

@@ -1,9 +1,9 @@
 // Pieces of rows that carry the turn to which they belong.
 //
-// With few tokens it is not bytes that count but how often the link is waited for, and a flag costs that twice: the
-// fence before it waits until all is there that it stands for, and whoever finds it has still to ask for that. So every
-// sixteen bytes travel with the turn beside twelve of the row, and whoever finds the turn has them. Three quads of a
-// lane go as four: three words of each, and in the fourth the last word of all three.
+// With few tokens it is not bytes that count but how often the link is waited for, and a flag costs that twice:
+// the fence before it waits until all is there that it stands for, and whoever finds it has still to ask for that.
+// So every sixteen bytes travel with the turn beside twelve of the row, and whoever finds the turn has them. Three
+// quads of a lane go as four: three words of each, and in the fourth the last word of all three.
 //
 // The turn has 32 bits here, and a place is written only where routing has something for it. What one still holds of
 // 2^32 turns ago would be taken for what is waited for; so whoever owns it clears it long before.
