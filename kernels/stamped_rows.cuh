@@ -27,7 +27,7 @@ constexpr bool ROWS = STAMPED != 0;
 constexpr u32 ROW_QUADS = 3;
 constexpr u32 PIECE_BYTES = (ROW_QUADS + 1) * WARP * sizeof(Quad);
 
-// Every so many turns all places are cleared. Some hundred times a day, and within the soak.
+// Every so many turns all places are cleared: some seconds apart where turns follow each other, and within the soak.
 constexpr u32 CLEARED_EVERY = 1 << 17;
 __device__ __forceinline__ bool is_cleared_after(u64 turn) {
     return ROWS && turn % CLEARED_EVERY == 0;
