@@ -24,10 +24,16 @@ struct Context {
     const u32 *prefix;
 
     __device__ __forceinline__ const Geometry &g() const { return p.geometry; }
-    __device__ __forceinline__ LaneState *lane() const { return at<LaneState>(p.lane.state); }
+    __device__ __forceinline__ TurnCounters *counters() const {
+        return &at<LaneState>(p.lane.state)->counters[turn % 2];
+    }
     __device__ __forceinline__ u32 quads() const { return g().sum_bytes / sizeof(Quad); }
     __device__ __forceinline__ u64 landing(u32 rank) const {
         return u64(blocks.of<u8>(rank, g().lane.landing));
+    }
+    // What `source` says to `to`: how many of its items it processes.
+    __device__ __forceinline__ stamped::Word *prefix_of(u32 to, u32 source) const {
+        return blocks.of<stamped::Word>(to, g().lane.prefixes) + source;
     }
     // Where a stamped piece of a partial sum lands.
     __device__ __forceinline__ u64 stamped_sum(u32 rank, u32 slot, u32 piece) const {
@@ -106,6 +112,11 @@ struct Share {
         const u32 *items = at<const u32>(source_items) + nth_peer(g, min(scan::lane(), g.world - 1));
         return Share{items[0], items[1]};
     }
+
+    // That of this rank, in every lane.
+    __device__ __forceinline__ Share of_own(const Geometry &g) const {
+        return Share{__shfl_sync(WHOLE, begin, g.world - 1), __shfl_sync(WHOLE, end, g.world - 1)};
+    }
 };
 
 // Partial sums for other ranks, an item of each in turn, into the landing slots of the items' owners.
@@ -122,11 +133,7 @@ class Partials {
                 return source == c.g().rank ? 0 : min(share.end, c.end) - min(share.begin, c.end);
             });
         }
-        if (!stamped::ROWS) {
-            push::board.clear();
-        } else {
-            __syncthreads();
-        }
+        push::board.clear();
     }
 
     __device__ __forceinline__ explicit Partials(const Context &c)
@@ -139,7 +146,7 @@ class Partials {
         if (unit_ >= units_) {
             return unit;
         }
-        const u32 number = shares_ ? take_next(&c_.lane()->pushed) : unit_;
+        const u32 number = shares_ ? take_next(&c_.counters()->pushed) : unit_;
         if (!shares_ || number >= units_) {
             unit_ = units_;
         }
@@ -292,7 +299,7 @@ class Sums {
     // Where there is at most one unit for each warp there is nothing to share out: the last warps have one
     // then, since the first have had one to push.
     __device__ __forceinline__ u32 take() {
-        const u32 number = shares_ ? take_next(&c_.lane()->reduced) : unit_;
+        const u32 number = shares_ ? take_next(&c_.counters()->reduced) : unit_;
         unit_ = units_;
         return number;
     }

@@ -97,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gather(const __grid_constan
     }
     if (g.flat == 0 && g.clear_padding != 0) {
         items::clear_padding(items::Clear{g, p.handle, p.rows, p.scales},
+                             items::Team::of_blocks(0, gridDim.x),
                              [&](u32 expert) { return items::padding_of(p.handle, expert); });
     }
 }

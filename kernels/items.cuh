@@ -156,19 +156,28 @@ class PaddingParts {
     u32 upto_;
 };
 
+// A warp, and all that share some work.
+struct Team {
+    u32 warp;
+    u32 warps;
+
+    // Of so many blocks of the grid, from `first` on. Neighbouring blocks take neighbouring work.
+    static __device__ __forceinline__ Team of_blocks(u32 first, u32 blocks) {
+        return Team{threadIdx.x / WARP * blocks + (blockIdx.x - first), blocks * (blockDim.x / WARP)};
+    }
+};
+
 // Whatever `clear(row)` does, done by a whole warp for each padding row of the window; `padding_of(expert)`
-// says where they are. The whole grid calls this.
+// says where they are. The whole team calls this.
 //
 // Sums over experts are nowhere written down, so every warp makes its own. It could share them with its block,
 // but would have to wait for warps that still bring rows.
 template <typename PaddingOf, typename Clear>
-__device__ __forceinline__ void for_each_padding(const Geometry &g, PaddingOf padding_of,
-                                                 Clear clear) {
+__device__ __forceinline__ void for_each_padding(const Geometry &g, const Team &team,
+                                                 PaddingOf padding_of, Clear clear) {
     const PaddingParts<PaddingOf> parts(padding_of, 0, g.local_experts);
     const u32 all = parts.rows();
-    // Neighbouring blocks take neighbouring rows.
-    const u32 first = threadIdx.x / WARP * gridDim.x + blockIdx.x;
-    for (u32 number = first; number < all; number += rows::warps()) {
+    for (u32 number = team.warp; number < all; number += team.warps) {
         Padded padded = parts.part_of(number);
         while (padded.experts > 1) {
             const PaddingParts<PaddingOf> within(padding_of, padded.first, padded.experts);
@@ -203,10 +212,10 @@ struct Clear {
     }
 };
 
-// Clears the padding of the window. The whole grid calls this.
+// Clears the padding of the window. The whole team calls this.
 template <typename PaddingOf>
-__device__ __forceinline__ void clear_padding(const Clear &clear, PaddingOf padding_of) {
-    for_each_padding(clear.g, padding_of, [&](u32 row) {
+__device__ __forceinline__ void clear_padding(const Clear &clear, const Team &team, PaddingOf padding_of) {
+    for_each_padding(clear.g, team, padding_of, [&](u32 row) {
         for (u32 part = 0; part < Clear::PARTS; ++part) {
             clear(row, part);
         }

@@ -13,6 +13,9 @@ class Blocks {
   public:
     __device__ __forceinline__ Blocks(const LaneParams &lane, const Geometry &geometry)
         : table_(at<const u64>(lane.blocks)), rank_(geometry.rank) {}
+    // Of an operation that has them in its parameters.
+    template <typename Params>
+    __device__ __forceinline__ explicit Blocks(const Params &p) : table_(p.blocks), rank_(p.geometry.rank) {}
 
     // An address in the block of `rank`, `offset` bytes from its first.
     template <typename T>
@@ -33,7 +36,8 @@ class Blocks {
 
 // Ranks one after the other, the next one first: so that ranks do not all turn to the same peer.
 __device__ __forceinline__ u32 nth_peer(const Geometry &g, u32 n) {
-    return (g.rank + 1 + n) % g.world;
+    const u32 rank = g.rank + 1 + n;
+    return rank < g.world ? rank : rank - g.world;
 }
 
 // The next of the units of work that warps take as they come free; the same in every lane.
@@ -48,6 +52,17 @@ __device__ __forceinline__ u32 take_next(u32 *taken) {
 #define COUNTERS 1
 #endif
 
+// Whether a dispatch moves nothing: the step drains, or, where routing depends on outputs, an earlier dispatch is known
+// to be over budget. May become true at any time, so that one thread asks for all.
+struct Silence {
+    u32 drained;
+    u32 first_over;
+
+    __device__ __forceinline__ bool is_of(u32 ordinal, bool dependent) const {
+        return drained != 0 || (dependent && first_over < ordinal);
+    }
+};
+
 // The counters of a step. Lanes may update them at the same time, so every update is atomic.
 class StepView {
   public:
@@ -58,11 +73,11 @@ class StepView {
     __device__ __forceinline__ u32 first_over() const { return look(state_->first_over); }
     __device__ __forceinline__ bool drained() const { return look(state_->drained) != 0; }
 
-    // Whether a dispatch at `ordinal` moves nothing: the step drains, or, where routing depends on
-    // outputs, an earlier dispatch is known to be over budget. May become true at any time, so that
-    // one thread asks for all.
+    __device__ __forceinline__ Silence silence() const {
+        return Silence{look(state_->drained), first_over()};
+    }
     __device__ __forceinline__ bool is_silent(u32 ordinal, bool dependent) const {
-        return drained() || (dependent && first_over() < ordinal);
+        return silence().is_of(ordinal, dependent);
     }
 
     __device__ __forceinline__ void note_over(u32 ordinal) const {
@@ -114,9 +129,13 @@ class StepView {
 };
 
 // Whether this rank holds a fault, the same answer for all threads of the block. Every thread of the
-// block calls it. Costs no look across the bus; see `wait::Waiter::held`.
+// block calls it. Costs no look across the bus; see `wait::Waiter::held`. `poison` is `waiter.own_poison()`, asked for
+// before.
+__device__ __forceinline__ bool faulted(const wait::Waiter &waiter, u64 poison) {
+    return __syncthreads_or(threadIdx.x == 0 && poison != 0 && waiter.held() != 0);
+}
 __device__ __forceinline__ bool faulted(const wait::Waiter &waiter) {
-    return __syncthreads_or(threadIdx.x == 0 && waiter.begins_poisoned() && waiter.held() != 0);
+    return faulted(waiter, waiter.own_poison());
 }
 
 // Waits for the word of every rank; whether all came. Every thread of the block calls it; all of them
@@ -164,21 +183,34 @@ __device__ __forceinline__ bool all_here(const wait::Waiter &waiter, wait::Phase
     return false;
 }
 
-// The end of every block's part of a kernel: true in the last block to come here, to tidy up. Orders
-// nothing: what blocks have for each other, or for peers, they have said by other means. Every thread of
-// every block comes here once.
-__device__ __forceinline__ bool last_to_leave(LaneState *lane) {
-    __shared__ bool last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(&lane->arrivals, 1u) + 1 == gridDim.x;
-        if (last) {
-            lane->arrivals = 0;
+// Counts the blocks of an operation as they begin, so that the last of them may change what all read first. Counted as
+// they end, each would have one more trip to memory before it, with nothing else to do.
+class Beginning {
+  public:
+    // Behind a barrier of the block, before which its threads have read all that is to be changed. Every thread of every
+    // block calls it once.
+    __device__ __forceinline__ void count(u32 *begun) {
+        if (counts()) {
+            before_ = ptx::fetch_add_release_gpu(begun, 1);
         }
     }
-    __syncthreads();
-    return last;
-}
+
+    // Whether all blocks had begun with this one. One thread of one block is told so, and all that they read lies
+    // before.
+    __device__ __forceinline__ bool is_last() const {
+        const bool last = counts() && before_ + 1 == gridDim.x;
+        if (last) {
+            ptx::fence_acq_rel_gpu();
+        }
+        return last;
+    }
+
+  private:
+    // A thread of a warp that is seldom the one that others wait for.
+    static __device__ __forceinline__ bool counts() { return threadIdx.x == blockDim.x / 2; }
+
+    u32 before_ = 0;
+};
 
 // The end of every block's part of a kernel whose last act is one block's: true in the last block to
 // come here, which then sees what all of them wrote. Every thread of every block comes here once.

@@ -41,6 +41,8 @@ pub const WINDOW: Text = ("window.cuh", include_str!("window.cuh"));
 pub const FEED: Text = ("feed.cuh", include_str!("feed.cuh"));
 /// What a warp of a pushed combine adds up.
 pub const COMBINE_UNITS: Text = ("combine_units.cuh", include_str!("combine_units.cuh"));
+/// Sums that carry their turn.
+pub const COMBINE_FEW: Text = ("combine_few.cuh", include_str!("combine_few.cuh"));
 /// Sums of rows that are streamed through shared memory.
 pub const COMBINE_STREAM: Text = ("combine_stream.cuh", include_str!("combine_stream.cuh"));
 /// What all parts of a pushed dispatch have in common.
@@ -51,8 +53,12 @@ pub const PUSH_LISTS: Text = ("push_lists.cuh", include_str!("push_lists.cuh"));
 pub const PUSH_SEND: Text = ("push_send.cuh", include_str!("push_send.cuh"));
 /// Where rows belong.
 pub const PUSH_PLACES: Text = ("push_places.cuh", include_str!("push_places.cuh"));
+/// Pieces that carry their turn, to where they belong.
+pub const PUSH_INCOMING: Text = ("push_incoming.cuh", include_str!("push_incoming.cuh"));
 /// Rows to where they belong.
 pub const PUSH_RECEIVE: Text = ("push_receive.cuh", include_str!("push_receive.cuh"));
+/// A dispatch of few tokens.
+pub const PUSH_FEW: Text = ("push_few.cuh", include_str!("push_few.cuh"));
 /// Rows that are pushed, with a flag behind each piece.
 pub const PUSH: Text = ("push.cuh", include_str!("push.cuh"));
 /// Flags that the warps of a block raise together.
@@ -103,8 +109,11 @@ pub const HEADERS: &[Text] = &[
     PUSH_LISTS,
     PUSH_SEND,
     PUSH_PLACES,
+    PUSH_INCOMING,
     PUSH_RECEIVE,
+    PUSH_FEW,
     COMBINE_UNITS,
+    COMBINE_FEW,
     COMBINE_STREAM,
     STALE,
 ];

@@ -70,55 +70,65 @@ struct BadIds {
     u32 repeated = 0;
 };
 
-// What the caller says of a token, before anything is made of it.
+// What the caller says of a token, before anything is made of it, not even of a short id a long one: whoever asks
+// ahead has not waited for it.
 struct Given {
-    i64 id[SPLIT];
+    u32 low[SPLIT];
+    u32 high[SPLIT];
     float weight[SPLIT];
+
+    // -1: none.
+    __device__ __forceinline__ i64 id(u32 part, u32 id_bytes) const {
+        return id_bytes == 8 ? i64(u64(high[part]) << 32 | low[part]) : i64(i32(low[part]));
+    }
 };
 
-// Reads what is said of a token; lanes without a token say so. Every id that is none is -1 afterwards, but
-// for those that count as invalid.
+// Reads what is said of a token; lanes without a token say so.
 template <typename Params>
 __device__ __forceinline__ Given read(const Params &p, u32 token, bool present) {
     const Geometry &g = p.geometry;
     Given given;
 #pragma unroll
     for (u32 part = 0; part < SPLIT; ++part) {
-        given.id[part] = -1;
+        given.low[part] = given.high[part] = NONE;
         given.weight[part] = 1.0f;
         if (present && choice_of(part) < g.top_k) {
             const u64 entry = u64(token) * g.top_k + choice_of(part);
             if (p.topk_weights != 0) {
                 given.weight[part] = at<const float>(p.topk_weights)[entry];
             }
-            given.id[part] = p.id_bytes == 8 ? at<const i64>(p.topk_ids)[entry]
-                                             : i64(at<const i32>(p.topk_ids)[entry]);
+            if (p.id_bytes == 8) {
+                const u64 id = at<const u64>(p.topk_ids)[entry];
+                given.low[part] = u32(id);
+                given.high[part] = u32(id >> 32);
+            } else {
+                given.low[part] = at<const u32>(p.topk_ids)[entry];
+            }
         }
     }
     return given;
 }
 
-// Makes choices of what was read; a whole warp calls this.
+// Where the experts live that a token names; nowhere for what is no expert.
+struct Homes {
+    ExpertHomeEntry of[SPLIT];
+};
 template <typename Params>
-__device__ __forceinline__ Choices look(const Params &p, const Given &given, BadIds &bad) {
-    const Geometry &g = p.geometry;
-    Choices c;
+__device__ __forceinline__ Homes find(const Params &p, const Given &given) {
+    Homes homes;
 #pragma unroll
     for (u32 part = 0; part < SPLIT; ++part) {
-        const i64 id = given.id[part];
-        c.key[part] = NONE;
-        c.slot[part] = 0;
-        c.weight[part] = given.weight[part];
-        if (id >= 0 && id < i64(g.experts)) {
-            const ExpertHomeEntry home = at<const ExpertHomeEntry>(p.homes)[id];
-            // There are at most 2^16 experts, and fewer ranks.
-            c.key[part] = home.rank << 16 | u32(id);
-            c.slot[part] = home.slot;
-        } else {
-            bad.invalid += id != -1;
+        const i64 id = given.id(part, p.id_bytes);
+        homes.of[part] = ExpertHomeEntry{};
+        if (id >= 0 && id < i64(p.geometry.experts)) {
+            homes.of[part] = at<const ExpertHomeEntry>(p.homes)[id];
         }
     }
-    // Of choices that name the same expert the first counts.
+    return homes;
+}
+
+// Compares the choices of a token, of which each lane has several. Of those that name the same expert the first counts.
+__device__ __forceinline__ void compare(Choices &c, BadIds &bad) {
     bool repeated[SPLIT] = {};
 #pragma unroll
     for (u32 other_part = 0; other_part < SPLIT; ++other_part) {
@@ -166,7 +176,88 @@ __device__ __forceinline__ Choices look(const Params &p, const Given &given, Bad
             }
         }
     }
+}
+
+// The same where each lane has one: its place among the token's, in the order of ranks and experts, less that of its rank.
+__device__ __forceinline__ void place(Choices &c) {
+    const u32 key = c.key[0];
+    u32 below = 0;
+    u32 below_rank = 0;
+    u32 upto_rank = 0;
+#pragma unroll
+    for (u32 from = 0; from < GROUP; ++from) {
+        const u32 other = __shfl_sync(WHOLE, key, from, GROUP);
+        below += other < key;
+        below_rank += other < (key & 0xffff0000);
+        upto_rank += other <= (key | 0xffff);
+    }
+    c.place[0] = c.valid(0) ? below - below_rank : 0;
+    c.pairs[0] = c.valid(0) ? upto_rank - below_rank : 0;
+}
+__device__ __forceinline__ void compare_one(const Geometry &g, Choices &c, BadIds &bad) {
+    const u32 key = c.key[0];
+    bool repeated = false;
+#pragma unroll
+    for (u32 from = 0; from + 1 < GROUP; ++from) {
+        repeated |= __shfl_sync(WHOLE, key, from, GROUP) == key && from < choice_of(0);
+    }
+    if (repeated && c.valid(0)) {
+        c.key[0] = NONE;
+        ++bad.repeated;
+    }
+    place(c);
+    const bool leads = c.leads(0);
+    if (g.world <= WARP) {
+        // Ranks as bits of a word.
+        const u32 own = c.valid(0) ? 1u << c.rank(0) : 0;
+        u32 ranks = own;
+#pragma unroll
+        for (u32 step = 1; step < GROUP; step *= 2) {
+            ranks |= __shfl_xor_sync(WHOLE, ranks, step);
+        }
+        c.fanout = __popc(ranks);
+        c.reached[0] = own != 0 ? __popc(ranks & (own - 1)) : 0;
+    } else {
+        c.fanout = 0;
+        c.reached[0] = 0;
+        for (u32 from = 0; from < GROUP; ++from) {
+            const u32 other = __shfl_sync(WHOLE, leads ? c.rank(0) : NONE, from, GROUP);
+            c.fanout += other != NONE;
+            c.reached[0] += other < c.rank(0);
+        }
+    }
+}
+
+// Makes choices of what was read; a whole warp calls this.
+template <typename Params>
+__device__ __forceinline__ Choices look(const Params &p, const Given &given, const Homes &homes, BadIds &bad) {
+    const Geometry &g = p.geometry;
+    Choices c{};
+#pragma unroll
+    for (u32 part = 0; part < SPLIT; ++part) {
+        const i64 id = given.id(part, p.id_bytes);
+        c.key[part] = NONE;
+        c.slot[part] = 0;
+        c.weight[part] = given.weight[part];
+        if (id >= 0 && id < i64(g.experts)) {
+            // There are at most 2^16 experts, and fewer ranks.
+            c.key[part] = homes.of[part].rank << 16 | u32(id);
+            c.slot[part] = homes.of[part].slot;
+        } else {
+            bad.invalid += id != -1;
+        }
+    }
+    if constexpr (SPLIT == 1) {
+        compare_one(g, c, bad);
+    } else {
+        compare(c, bad);
+    }
     return c;
+}
+
+template <typename Params>
+__device__ __forceinline__ Choices look(const Params &p, const Given &given, BadIds &bad) {
+    return look(p, given, find(p, given), bad);
 }
 
 // Adds the choices to the counts.
@@ -183,45 +274,87 @@ __device__ __forceinline__ void count(const Geometry &g, const Choices &c, const
     }
 }
 
-// Writes the list entries of the tokens that stand side by side, of which this lane has `token`.
-// `counts` is what came before them; `into` is where each rank's lists are.
+// Where the entries of a choice go: in the lists of its rank, and among the pairs of its expert.
+struct Entry {
+    u32 position;
+    u32 pair_begin;
+    u32 index;
+};
+
+// Finds the places of the choices of `tokens` tokens that stand side by side, from what came before them, in `counts`,
+// which then says what came before the tokens behind these. A whole warp calls this.
+__device__ __forceinline__ void take_places(const Geometry &g, const Choices &c, u32 tokens, const Counts &counts,
+                                            Entry (&entries)[SPLIT]) {
+    // One token after the other, which is quicker than to find what they have in common if there are few of them.
+    constexpr u32 FEW = 8;
+    if constexpr (ABREAST <= FEW) {
+        for (u32 turn = 0; turn < min(ABREAST, tokens); ++turn) {
+            const bool mine = lane() / GROUP == turn;
+#pragma unroll
+            for (u32 part = 0; part < SPLIT; ++part) {
+                if (mine && c.valid(part)) {
+                    entries[part] = Entry{counts.ranks[2 * c.rank(part)], counts.ranks[2 * c.rank(part) + 1],
+                                          counts.experts[c.rank(part) * g.slots + c.slot[part]]};
+                }
+            }
+            __syncwarp();
+#pragma unroll
+            for (u32 part = 0; part < SPLIT; ++part) {
+                if (mine && c.valid(part)) {
+                    counts.experts[c.rank(part) * g.slots + c.slot[part]] = entries[part].index + 1;
+                }
+                if (mine && c.leads(part)) {
+                    counts.ranks[2 * c.rank(part)] = entries[part].position + 1;
+                    counts.ranks[2 * c.rank(part) + 1] = entries[part].pair_begin + c.pairs[part];
+                }
+            }
+            __syncwarp();
+        }
+    } else {
+        static_assert(SPLIT == 1 || ABREAST <= FEW, "a choice in each lane");
+        const u32 rank = c.rank(0);
+        const u32 bucket = rank * g.slots + c.slot[0];
+        // Lanes of tokens before this one.
+        const u32 before = (1u << (lane() / GROUP * GROUP)) - 1;
+        const u32 leaders = __ballot_sync(WHOLE, c.leads(0));
+        const u32 same_rank = __match_any_sync(WHOLE, c.valid(0) ? rank : NONE) & before;
+        const u32 same_expert = __match_any_sync(WHOLE, c.valid(0) ? bucket : NONE) & before;
+        if (c.valid(0)) {
+            entries[0] = Entry{counts.ranks[2 * rank] + u32(__popc(same_rank & leaders)),
+                               counts.ranks[2 * rank + 1] + u32(__popc(same_rank)),
+                               counts.experts[bucket] + u32(__popc(same_expert))};
+        }
+        __syncwarp();
+        count(g, c, counts);
+        __syncwarp();
+    }
+}
+
+// Writes the list entries of `tokens` tokens that stand side by side, of which this lane has `token`. `counts` is what
+// came before them, and afterwards what came before those behind them; `into` is where each rank's lists are.
 template <typename Params, typename Lists>
 __device__ __forceinline__ void write(const Params &p, const Lists &into, const Choices &c, u32 token,
-                                      bool present, const Counts &counts) {
+                                      u32 tokens, const Counts &counts) {
     const Geometry &g = p.geometry;
     Destination *destinations = at<Destination>(p.handle.destinations) + u64(token) * g.fanout;
-    // Lanes of tokens before this one. None where a token fills the warp.
-    const u32 before = (1u << (lane() / GROUP * GROUP)) - 1;
+    Entry entries[SPLIT];
+    take_places(g, c, tokens, counts, entries);
 #pragma unroll
     for (u32 part = 0; part < SPLIT; ++part) {
-        const u32 rank = c.rank(part);
-        const u32 slot = c.slot[part];
-        u32 items_before = 0;
-        u32 pairs_before = 0;
-        u32 same_before = 0;
-        if constexpr (ABREAST > 1) {
-            const u32 bucket = c.valid(part) ? rank * g.slots + slot : NONE;
-            const u32 leaders = __ballot_sync(WHOLE, c.leads(part));
-            const u32 same_rank = __match_any_sync(WHOLE, c.valid(part) ? rank : NONE) & before;
-            same_before = __popc(__match_any_sync(WHOLE, bucket) & before);
-            items_before = __popc(same_rank & leaders);
-            pairs_before = __popc(same_rank);
-        }
         if (!c.valid(part)) {
             continue;
         }
-        const u32 position = counts.ranks[2 * rank] + items_before;
-        const u32 pair_begin = counts.ranks[2 * rank + 1] + pairs_before;
-        const u32 index = counts.experts[rank * g.slots + slot] + same_before;
-        into.put(Pair{slot, index, c.weight[part], choice_of(part)}, rank, position, pair_begin,
-                 c.place[part]);
+        const u32 rank = c.rank(part);
+        const Entry &entry = entries[part];
+        into.put(Pair{c.slot[part], entry.index, c.weight[part], choice_of(part)}, rank, entry.position,
+                 entry.pair_begin, c.place[part]);
         if (c.leads(part)) {
-            into.put(Item{token, token * g.fanout + c.reached[part], pair_begin, c.pairs[part]}, rank,
-                     position);
-            destinations[c.reached[part]] = Destination{rank, position};
+            into.put(Item{token, token * g.fanout + c.reached[part], entry.pair_begin, c.pairs[part]}, rank,
+                     entry.position);
+            destinations[c.reached[part]] = Destination{rank, entry.position};
         }
     }
-    if (!present) {
+    if (lane() / GROUP >= tokens) {
         return;
     }
     if (lane() % GROUP == 0) {
@@ -349,10 +482,15 @@ __device__ __forceinline__ BadIds count_all(const Params &p, const Stretch &stre
                                           const Counts &counts, const Ahead &ahead, Kept &kept) {
     BadIds bad;
     const u32 token = stretch.begin + lane() / GROUP;
+    Homes homes[Kept::ROUNDS];
+#pragma unroll
+    for (u32 round = 0; round < Kept::ROUNDS; ++round) {
+        homes[round] = find(p, ahead.given[round]);
+    }
 #pragma unroll
     for (u32 round = 0; round < Kept::ROUNDS; ++round) {
         if (stretch.begin + round * ABREAST < stretch.end) {
-            kept.choices[round] = look(p, ahead.given[round], bad);
+            kept.choices[round] = look(p, ahead.given[round], homes[round], bad);
             count(p.geometry, kept.choices[round], counts);
         }
     }
@@ -368,11 +506,7 @@ template <typename Params, typename Lists>
 __device__ __forceinline__ void write_all(const Params &p, const Lists &into, const Stretch &stretch,
                                           const Counts &counts, const Kept &kept) {
     const auto write_next = [&](u32 first, const Choices &choices) {
-        const u32 token = first + lane() / GROUP;
-        write(p, into, choices, token, token < stretch.end, counts);
-        __syncwarp();
-        count(p.geometry, choices, counts);
-        __syncwarp();
+        write(p, into, choices, first + lane() / GROUP, stretch.end - first, counts);
     };
     BadIds bad;
     u32 first = stretch.begin;

@@ -79,6 +79,7 @@ struct PushDispatchParams {
     Geometry geometry;
     wait::WaitParams wait;
     LaneParams lane;
+    u64 blocks[MOST_PUSHING];
     HandleParams handle;
     u64 state;
     u64 homes;
@@ -108,13 +109,14 @@ struct PushDispatchParams {
     u32 halves;
     u32 reserved;
 };
-SAME_LAYOUT(PushDispatchParams, 584, reserved, 580);
+SAME_LAYOUT(PushDispatchParams, 840, reserved, 836);
 
 // A combine after such a dispatch, or a half of it.
 struct PushCombineParams {
     Geometry geometry;
     wait::WaitParams wait;
     LaneParams lane;
+    u64 blocks[MOST_PUSHING];
     HandleParams handle;
     u64 state;
     u64 peer_required;
@@ -131,7 +133,7 @@ struct PushCombineParams {
     u32 num_tokens;
     u32 row_limit;
 };
-SAME_LAYOUT(PushCombineParams, 480, row_limit, 476);
+SAME_LAYOUT(PushCombineParams, 736, row_limit, 732);
 
 struct CountParams {
     Geometry geometry;

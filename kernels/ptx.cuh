@@ -52,8 +52,8 @@ __device__ __forceinline__ u64 load_relaxed_sys(const u64 *word) {
     return value;
 }
 
-__device__ __forceinline__ void store_release_gpu(u32 *word, u32 value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+__device__ __forceinline__ void store_release_gpu(u64 *word, u64 value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 __device__ __forceinline__ void store_release_sys(u32 *word, u32 value) {
@@ -104,6 +104,16 @@ __device__ __forceinline__ u32 fetch_add_acq_rel_gpu(u32 *word, u32 value) {
     return before;
 }
 
+// Orders what comes before it only.
+__device__ __forceinline__ u32 fetch_add_release_gpu(u32 *word, u32 value) {
+    u32 before;
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(word), "r"(value)
+                 : "memory");
+    return before;
+}
+
 // Stores a value; returns what the word held before. For words of shared memory.
 __device__ __forceinline__ u32 exchange_acq_rel_cta(u32 *word, u32 value) {
     u32 before;
@@ -121,6 +131,12 @@ __device__ __forceinline__ u64 exchange_acq_rel_cta(u64 *word, u64 value) {
                  : "l"(word), "l"(value)
                  : "memory");
     return before;
+}
+
+__device__ __forceinline__ u32 load_acquire_cta(const u32 *word) {
+    u32 value;
+    asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
 }
 
 __device__ __forceinline__ void store_release_cta(u32 *word, u32 value) {

@@ -72,7 +72,7 @@ __device__ __forceinline__ bool await_stamped(const wait::Waiter &waiter, wait::
         // Very many threads may wait at once, for what comes together with what another waits for.
         const u32 between = scan::lane() == 0 ? wait::LOOKS_BETWEEN_CONTROL : wait::LOOKS_OF_MANY;
         const auto is_there = [&] {
-            found = piece.look(place);
+            piece.look(place, found);
             return piece.is_of(found, turn);
         };
         failed = waiter.wait_until(phase, culprit, is_there, between) != 0;
@@ -155,7 +155,9 @@ class Tile {
 
     u32 first_;
     u32 end_;
-    Quad quad_[DEPTH];
+    // Defined, though what is not loaded is not stored: else these registers would be taken from the beginning of the
+    // kernel on.
+    Quad quad_[DEPTH] = {};
 };
 
 // Copies a piece of a row to several. Its first part is on its way before `find` says where to.

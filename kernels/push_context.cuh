@@ -12,7 +12,7 @@ using scan::WHOLE;
 
 constexpr u32 THREADS = 512;
 // Quads of a lane in flight: no piece has more, or each has several times so many.
-constexpr u32 DEPTH = stamped::ROWS ? stamped::ROW_QUADS : 7;
+constexpr u32 DEPTH = 7;
 using turns::MOST_RANKS;
 
 // Tables of the lists, and afterwards `Places`.
@@ -46,12 +46,16 @@ class Places {
     u32 *ends_;
 };
 
+// What the warps of a block know of how much there is for this rank.
+enum class Told : u32 { NOTHING, ALL, FAILED };
+
 struct Shared {
     u32 items[MOST_RANKS + 1];
     u32 pairs[MOST_RANKS + 1];
     // Items that the window takes.
     u32 end;
     turns::Turns turns;
+    u32 told;
     bool silent;
     bool last;
 };
@@ -84,18 +88,21 @@ struct Context {
     u32 epoch;
     u64 turn;
     u32 step;
+    bool drained;
     u32 capacity;
 
     __device__ __forceinline__ const Geometry &g() const { return p.geometry; }
     __device__ __forceinline__ LaneState *lane() const { return at<LaneState>(p.lane.state); }
+    __device__ __forceinline__ TurnCounters *counters() const { return &lane()->counters[turn % 2]; }
 
     // The block that fills the handle and the counters of the step, behind those that list. Others may
     // have to wait for it, so that it neither lists nor sends.
     __device__ __forceinline__ bool keeps_books() const { return blockIdx.x == p.listers; }
 
-    // Waits until `word`, which blocks of this device count up, has `value`; whether it got there.
+    // Waits until `word`, which blocks of this device store to, has `value`; whether it got there.
     // Every thread of the block calls it.
-    __device__ __forceinline__ bool await_blocks(const u32 *word, u32 value) const {
+    template <typename Word>
+    __device__ __forceinline__ bool await_blocks(const Word *word, Word value) const {
         const bool failed =
             threadIdx.x == 0 && waiter.wait_here(wait::Phase::Dispatch, word, value) != 0;
         return !__syncthreads_or(failed);

@@ -26,51 +26,61 @@ class PeerLists {
 
 class Listing {
   public:
-    __device__ __forceinline__ explicit Listing(const Context &c) : c_(c) {}
+    // What this block begins with is on its way from here on.
+    __device__ __forceinline__ explicit Listing(const Context &c)
+        : c_(c), totals_(tables),
+          counted_(c.g(), tables + columns(c.g()), ptx::dynamic_shared_bytes() / sizeof(u32) - columns(c.g()),
+                   (tokens() + c.p.listers - 1) / c.p.listers),
+          stretch_(lists::stretch_of(lists() ? tokens() : 0, blockIdx.x * counted_.warps() + warp(),
+                                     c.p.listers * counted_.warps())),
+          ahead_(lists::read_ahead(c.p, stretch_)),
+          silence_(StepView(c.p.state).silence()) {}
 
     // This block's part of the lists.
     __device__ __forceinline__ void run() const {
-        const Geometry &geometry = c_.g();
         const PushDispatchParams &p = c_.p;
-        const u32 columns = geometry.world * (geometry.slots + 2);
-        u32 *totals = tables;
-        const lists::Tables counted(geometry, tables + columns,
-                                    ptx::dynamic_shared_bytes() / sizeof(u32) - columns,
-                                    (c_.tokens + p.listers - 1) / p.listers);
-        const u32 warp = threadIdx.x / WARP;
-        const bool mine = warp < counted.warps();
-        const lists::Stretch stretch =
-            lists::stretch_of(mine ? c_.tokens : 0, blockIdx.x * counted.warps() + warp,
-                              p.listers * counted.warps());
-        const lists::Ahead ahead = lists::read_ahead(p, stretch);
-        const lists::Counts counts = counted.of_warp(lists::own_warp(counted));
+        const lists::Counts counts = counted_.of_warp(lists::own_warp(counted_));
         lists::Kept kept;
         decide();
-        counted.clear();
-        const lists::BadIds bad = lists::count_all(p, stretch, counts, ahead, kept);
+        counted_.clear();
+        const lists::BadIds bad = lists::count_all(p, stretch_, counts, ahead_, kept);
         __syncthreads();
-        counted.sum([&](u32 column, u32 sum) { totals[column] = sum; });
-        if (p.listers > 1 && !add_blocks(counted, totals)) {
+        counted_.sum([&](u32 column, u32 sum) { totals_[column] = sum; });
+        if (p.listers > 1 && !add_blocks()) {
             return;
         }
         if (blockIdx.x == 0) {
-            tell(totals);
+            tell();
         }
         if (!shared.silent) {
             StepView(p.state).add_bad_ids(bad.invalid, bad.repeated);
-            lists::write_all(p, PeerLists(c_), stretch, counts, kept);
+            lists::write_all(p, PeerLists(c_), stretch_, counts, kept);
         } else {
             for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < c_.tokens;
                  i += p.listers * THREADS) {
                 at<u32>(p.handle.fanouts)[i] = 0;
             }
         }
-        if (p.listers == 1 || arrive(&c_.lane()->listed)) {
-            announce(totals);
+        if (p.listers == 1 || arrive(&c_.counters()->listed)) {
+            announce();
         }
     }
 
   private:
+    // Counts of a warp.
+    static __device__ __forceinline__ u32 columns(const Geometry &g) { return g.world * (g.slots + 2); }
+    static __device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
+
+    // No more tokens are read than the caller has memory for, whatever the device's word says.
+    __device__ __forceinline__ u32 tokens() const { return min(c_.tokens, c_.p.num_tokens); }
+    // Whether this warp has tokens of its own.
+    __device__ __forceinline__ bool lists() const { return warp() < counted_.warps(); }
+    // The first block decides for all, since the answer may change at any time. Its last warp has no tokens of
+    // its own where there are few.
+    __device__ __forceinline__ bool decides() const {
+        return blockIdx.x == 0 && threadIdx.x == THREADS - 1;
+    }
+
     // Adds this block to those that `word` counts, behind all that it wrote. Every thread calls it;
     // whether it was the last of those that list.
     __device__ __forceinline__ bool arrive(u32 *word) const {
@@ -83,13 +93,11 @@ class Listing {
         return shared.last;
     }
 
-    // Whether this dispatch sends nothing. The first block decides, since it may become so at any time.
+    // Whether this dispatch sends nothing.
     __device__ __forceinline__ void decide() const {
-        // The last warp has no tokens of its own where there are few.
-        if (blockIdx.x == 0 && threadIdx.x == THREADS - 1) {
-            const StepView state(c_.p.state);
-            state.note_dispatch(c_.p.ordinal);
-            shared.silent = state.is_silent(c_.p.ordinal, c_.p.dependent != 0);
+        if (decides()) {
+            StepView(c_.p.state).note_dispatch(c_.p.ordinal);
+            shared.silent = silence_.is_of(c_.p.ordinal, c_.p.dependent != 0);
             if (c_.p.listers > 1) {
                 c_.lane()->silent = shared.silent;
             }
@@ -98,26 +106,26 @@ class Listing {
 
     // Exchanges the counts of this block for those of all blocks that list: what comes before it, and
     // the totals.
-    __device__ __forceinline__ bool add_blocks(const lists::Tables &counted, u32 *totals) const {
+    __device__ __forceinline__ bool add_blocks() const {
         const PushDispatchParams &p = c_.p;
         u32 *of_blocks = at<u32>(p.block_counts);
-        const u32 columns = counted.columns();
+        const u32 columns = counted_.columns();
         for (u32 i = threadIdx.x; i < columns; i += THREADS) {
-            of_blocks[blockIdx.x * columns + i] = totals[i];
+            of_blocks[blockIdx.x * columns + i] = totals_[i];
         }
         __syncthreads();
         if (threadIdx.x == 0) {
             // Behind what the whole block wrote, for blocks of this device.
             ptx::fence_acq_rel_gpu();
-            ptx::fetch_add_acq_rel_gpu(&c_.lane()->counted, 1);
+            ptx::fetch_add_acq_rel_gpu(&c_.counters()->counted, 1);
         }
-        if (!c_.await_blocks(&c_.lane()->counted, p.listers)) {
+        if (!c_.await_blocks(&c_.counters()->counted, p.listers)) {
             return false;
         }
         if (threadIdx.x == 0) {
             shared.silent = ptx::load_relaxed_sys(&c_.lane()->silent) != 0;
         }
-        counted.shift([&](u32 column) {
+        counted_.shift([&](u32 column) {
             u32 before = 0;
             u32 sum = 0;
             for (u32 first = 0; first < p.listers; first += AT_ONCE) {
@@ -135,32 +143,40 @@ class Listing {
                     sum += part[j];
                 }
             }
-            totals[column] = sum;
+            totals_[column] = sum;
             return before;
         });
         return true;
     }
 
     // Tells every rank, this one included, how much there is for it: all that it needs in order to lay
-    // out its rows, before the lists are written.
-    __device__ __forceinline__ void tell(const u32 *totals) const {
+    // out its rows, before the lists are written. Where most warps have no tokens, those do it.
+    __device__ __forceinline__ void tell() const {
         const Geometry &geometry = c_.g();
-        const u32 experts = geometry.world * geometry.slots;
+        constexpr u32 WARPS = THREADS / WARP;
+        const u32 first = counted_.warps() <= WARPS / 2 ? counted_.warps() : 0;
+        if (warp() < first) {
+            return;
+        }
         const u32 width = tally::ordinal(geometry);
-        const bool sends = !shared.silent;
-        for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
-            const u32 to = nth_peer(geometry, i / width);
-            const u32 entry = i % width;
-            const u32 number = entry < tally::EXPERTS
-                                   ? totals[experts + 2 * to + entry]
-                                   : totals[to * geometry.slots + entry - tally::EXPERTS];
-            ptx::store_relaxed_sys(c_.tallies(to, geometry.rank) + entry,
-                                   tally::of(c_.turn, sends ? number : 0));
+        const u32 parts = (width + WARP - 1) / WARP;
+        const u32 *of_experts = totals_;
+        const u32 *of_ranks = totals_ + geometry.world * geometry.slots;
+        for (u32 unit = warp() - first; unit < geometry.world * parts; unit += WARPS - first) {
+            const u32 to = nth_peer(geometry, unit / parts);
+            const u32 entry = unit % parts * WARP + scan::lane();
+            if (entry < width) {
+                const u32 number = entry < tally::EXPERTS
+                                       ? of_ranks[2 * to + entry]
+                                       : of_experts[to * geometry.slots + entry - tally::EXPERTS];
+                ptx::store_relaxed_sys(c_.tallies(to, geometry.rank) + entry,
+                                       tally::of(c_.turn, shared.silent ? 0 : number));
+            }
         }
     }
 
     // Tells every rank that its lists are there.
-    __device__ __forceinline__ void announce(const u32 *totals) const {
+    __device__ __forceinline__ void announce() const {
         const Geometry &geometry = c_.g();
         const u32 experts = geometry.world * geometry.slots;
         const u32 sends = shared.silent ? 0 : 1;
@@ -169,15 +185,15 @@ class Listing {
             DispatchHeader header{};
             header.step = c_.step;
             header.ordinal = c_.p.ordinal;
-            header.items = sends * totals[experts + 2 * to];
-            header.pairs = sends * totals[experts + 2 * to + 1];
+            header.items = sends * totals_[experts + 2 * to];
+            header.pairs = sends * totals_[experts + 2 * to + 1];
             header.transfer = TRANSFER_PUSH;
             c_.blocks.of<DispatchHeader>(to, geometry.lane.dispatch_headers)[geometry.rank] = header;
         }
         for (u32 i = threadIdx.x; i < experts; i += THREADS) {
             u32 *counts = c_.blocks.of<u32>(i / geometry.slots, geometry.lane.counts) +
                           u64(geometry.rank) * geometry.slots;
-            counts[i % geometry.slots] = sends * totals[i];
+            counts[i % geometry.slots] = sends * totals_[i];
         }
         __syncthreads();
         for (u32 n = threadIdx.x; n < geometry.world; n += THREADS) {
@@ -191,6 +207,12 @@ class Listing {
     static constexpr u32 AT_ONCE = 16;
 
     const Context &c_;
+    // What all blocks that list have counted: for experts, then for ranks.
+    u32 *totals_;
+    lists::Tables counted_;
+    lists::Stretch stretch_;
+    lists::Ahead ahead_;
+    Silence silence_;
 };
 
 } // namespace dispatch

@@ -14,76 +14,87 @@ class Placing {
   public:
     __device__ __forceinline__ explicit Placing(const Context &c) : c_(c) {}
 
-    // Waits for the counts of every rank, and lays out the rows; whether that could be done. Every thread
-    // of the block calls it.
-    __device__ __forceinline__ bool run() const {
-        const Geometry &geometry = c_.g();
-        const Places places(geometry);
-        // In the flat layout a row's place follows from its item, and experts concern the books only.
-        const u32 slots = geometry.flat == 0 || c_.keeps_books() ? geometry.slots : 0;
-        const u32 width = tally::EXPERTS + slots;
-        bool failed = false;
-        for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
-            const u32 source = i / width;
-            const u32 entry = i % width;
-            const u32 number = told(source, entry, failed);
-            if (entry >= tally::EXPERTS) {
-                places.first(source, entry - tally::EXPERTS) = number;
-            } else {
-                (entry == tally::ITEMS ? shared.items : shared.pairs)[source] = number;
-            }
+    // Waits for the counts of every rank, and lays out the rows; whether that could be done. `on_counts` is called as
+    // soon as counts are there. Every thread of the block calls it. The block that keeps the books makes sure first
+    // that every rank is here.
+    template <typename OnCounts>
+    __device__ __forceinline__ bool run(OnCounts on_counts) const {
+        const bool books = c_.keeps_books();
+        const bool done = (!books || ranks_here()) && lay_out(on_counts);
+        if (books && !done) {
+            windows::leave_empty(c_.p);
         }
-        if (__syncthreads_or(failed)) {
-            return false;
-        }
-        if (threadIdx.x >= THREADS - WARP) {
-            add_sources();
-            take_turns();
-        }
-        const sources::Groups groups(geometry.world);
-        u32 end = 0;
-        u32 padding = 0;
-        for (u32 from = 0; from < slots; from += groups.experts()) {
-            const u32 slot = from + groups.expert();
-            const bool mine = slot < slots;
-            const bool leads = mine && groups.leads();
-            const u32 rows = groups.add(
-                [&](u32 source) { return mine ? places.first(source, slot) : 0; },
-                [&](u32 source, u32 before) {
-                    if (mine) {
-                        places.first(source, slot) = before;
-                    }
-                });
-            const u32 padded = leads ? round_up(rows, geometry.alignment) : 0;
-            scan::Two more;
-            const scan::Two here =
-                scan::block_exclusive(scan::Two{padded, leads ? padded - rows : 0}, more);
-            const u32 before = groups.of_first(end + here.first);
-            if (mine) {
-                note_sources(groups, slot, before);
-            }
-            if (leads) {
-                if (c_.keeps_books()) {
-                    note_expert(slot, rows, before);
-                }
-                places.end(slot) = before + rows;
-                places.padding_before(slot) = padding + here.second;
-            }
-            end += more.first;
-            padding += more.second;
-        }
+        return done;
+    }
+
+    // Whether all rows fit that there are. Known behind `run`, as what follows.
+    __device__ __forceinline__ bool fits() const { return shared.end == shared.items[c_.g().world]; }
+    // Items of a source that the window takes.
+    static __device__ __forceinline__ u32 items_of(u32 source) {
+        return min(shared.items[source + 1], shared.end) - min(shared.items[source], shared.end);
+    }
+
+    // Before anybody asks what the block was told; a barrier follows.
+    static __device__ __forceinline__ void begin() {
         if (threadIdx.x == 0) {
-            places.padding_before(geometry.slots) = padding;
+            shared.told = u32(Told::NOTHING);
         }
-        __syncthreads();
-        const u32 required = geometry.flat != 0
-                                 ? round_up(shared.items[geometry.world], geometry.alignment)
-                                 : end;
-        const bool fits = required <= c_.capacity;
-        if (c_.keeps_books()) {
-            keep_books(fits, required, end);
+    }
+    // Waits for how many items and pairs every rank has, and tells the other warps of the block. One warp calls this.
+    __device__ __forceinline__ void tell_block() const {
+        const u32 source = scan::lane();
+        const bool asks = source < c_.g().world;
+        u64 items = 0;
+        u64 pairs = 0;
+        bool failed = false;
+        if (asks) {
+            const u64 *words = c_.tallies(c_.g().rank, source);
+            const auto is_there = [&] {
+                items = ptx::load_relaxed_sys(words + tally::ITEMS);
+                pairs = ptx::load_relaxed_sys(words + tally::PAIRS);
+                return tally::is_of(items, c_.turn) && tally::is_of(pairs, c_.turn);
+            };
+            failed = c_.waiter.wait_until(wait::Phase::Dispatch, source, is_there, wait::LOOKS_OF_MANY) != 0;
         }
-        return fits || place_some();
+        failed = __any_sync(WHOLE, failed);
+        add_sources(u32(items), u32(pairs));
+        if (scan::lane() == 0) {
+            ptx::store_release_cta(&shared.told, u32(failed ? Told::FAILED : Told::ALL));
+        }
+        __syncwarp();
+    }
+    static __device__ __forceinline__ Told told_block() {
+        return Told(ptx::load_acquire_cta(&shared.told));
+    }
+    // Waits for the warp that tells, which waits for no longer than a deadline.
+    static __device__ __forceinline__ Told await_told() {
+        Told told = told_block();
+        while (told == Told::NOTHING) {
+            told = told_block();
+        }
+        __syncwarp();
+        return told;
+    }
+
+    // Clears what no pair has of the rows of each expert. Needs the places only: rows and lists may still be on their way.
+    // The whole team calls this.
+    __device__ __forceinline__ void clear_padding(const items::Team &team) const {
+        const Geometry &geometry = c_.g();
+        const items::Clear clear{geometry, c_.p.handle, c_.p.rows, c_.p.received_scales};
+        if (geometry.flat != 0 || geometry.clear_padding == 0) {
+            return;
+        }
+        if (!fits()) {
+            items::clear_padding(clear, team,
+                                 [&](u32 expert) { return items::padding_of(c_.p.handle, expert); });
+            return;
+        }
+        const Places places(geometry);
+        const u32 units = places.padding_before(geometry.slots) * items::Clear::PARTS;
+        // From the other end than rows: whose first row is on its way has less to clear.
+        for (u32 unit = team.warps - 1 - team.warp; unit < units; unit += team.warps) {
+            clear(places.padding_row(unit / items::Clear::PARTS), unit % items::Clear::PARTS);
+        }
     }
 
     // Says to every rank that this one is at this dispatch, and has done with all that was before. The block that
@@ -98,19 +109,27 @@ class Placing {
         }
     }
 
-    // Waits until every rank has said so; whether all are at this dispatch. Every thread of the block calls it.
+    // Waits until every rank has said so; whether all are at this dispatch. The block that keeps the books calls it
+    // while there is nothing to be kept yet, and finds out meanwhile whether this dispatch sends nothing. Every thread
+    // of the block calls it.
     __device__ __forceinline__ bool ranks_here() const {
         const Geometry &geometry = c_.g();
+        if (threadIdx.x == THREADS - 1) {
+            shared.silent = StepView(c_.p.state).is_silent(c_.p.ordinal, c_.p.dependent != 0);
+        }
         bool failed = false;
         for (u32 source = threadIdx.x; source < geometry.world; source += THREADS) {
             const u64 *words = c_.tallies(geometry.rank, source);
+            const u32 *signal = signal_of(source);
             u64 step = 0;
             failed |= c_.waiter.wait_until(wait::Phase::Dispatch, source, [&] {
+                const bool signalled = ptx::load_relaxed_sys(signal) == c_.epoch;
                 step = ptx::load_acquire_sys(words + tally::step(geometry));
-                return tally::is_of(step, c_.turn);
+                return tally::is_of(step, c_.turn) || (signalled && pulls(source));
             }) != 0;
+            const bool here = tally::is_of(step, c_.turn) && u32(step) == c_.step;
             const u32 ordinal = u32(ptx::load_relaxed_sys(words + tally::ordinal(geometry)));
-            if (!failed && (u32(step) != c_.step || ordinal != c_.p.ordinal)) {
+            if (!failed && (!here || ordinal != c_.p.ordinal)) {
                 c_.waiter.fail(wait::FaultKind::OutOfStep, wait::Phase::Dispatch, source);
                 failed = true;
             }
@@ -141,26 +160,110 @@ class Placing {
     }
 
   private:
+    // Lays out the rows by the counts of every rank.
+    template <typename OnCounts>
+    __device__ __forceinline__ bool lay_out(OnCounts on_counts) const {
+        const Geometry &geometry = c_.g();
+        const Places places(geometry);
+        // In the flat layout a row's place follows from its item, and experts concern the books only.
+        const u32 slots = geometry.flat == 0 || c_.keeps_books() ? geometry.slots : 0;
+        const u32 width = tally::EXPERTS + slots;
+        bool failed = false;
+        for (u32 i = threadIdx.x; i < geometry.world * width; i += THREADS) {
+            const u32 source = i / width;
+            const u32 entry = i % width;
+            const u32 number = told(source, entry, failed);
+            if (entry >= tally::EXPERTS) {
+                places.first(source, entry - tally::EXPERTS) = number;
+            } else {
+                (entry == tally::ITEMS ? shared.items : shared.pairs)[source] = number;
+            }
+        }
+        if (__syncthreads_or(failed)) {
+            return false;
+        }
+        on_counts();
+        if (threadIdx.x >= THREADS - WARP) {
+            const bool has_source = scan::lane() < geometry.world;
+            add_sources(has_source ? shared.items[scan::lane()] : 0,
+                        has_source ? shared.pairs[scan::lane()] : 0);
+            take_turns();
+        }
+        const sources::Groups groups(geometry.world);
+        u32 end = 0;
+        u32 padding = 0;
+        for (u32 from = 0; from < slots; from += groups.experts()) {
+            const u32 slot = from + groups.expert();
+            const bool mine = slot < slots;
+            const bool leads = mine && groups.leads();
+            const u32 rows = groups.add(
+                [&](u32 source) { return mine ? places.first(source, slot) : 0; },
+                [&](u32 source, u32 before) {
+                    if (mine) {
+                        places.first(source, slot) = before;
+                    }
+                });
+            if (geometry.flat != 0) {
+                if (leads) {
+                    note_expert(slot, rows, 0);
+                }
+                continue;
+            }
+            const u32 padded = leads ? round_up(rows, geometry.alignment) : 0;
+            scan::Values<2> more;
+            const scan::Values<2> here =
+                scan::block_exclusive(scan::Values<2>{{padded, leads ? padded - rows : 0}}, more);
+            const u32 before = groups.of_first(end + here.of[0]);
+            if (mine) {
+                groups.for_each([&](u32 source) { places.first(source, slot) += before; });
+            }
+            if (leads) {
+                if (c_.keeps_books()) {
+                    note_expert(slot, rows, before);
+                }
+                places.end(slot) = before + rows;
+                places.padding_before(slot) = padding + here.of[1];
+            }
+            end += more.of[0];
+            padding += more.of[1];
+        }
+        if (threadIdx.x == 0) {
+            places.padding_before(geometry.slots) = padding;
+        }
+        __syncthreads();
+        const u32 required = geometry.flat != 0
+                                 ? round_up(shared.items[geometry.world], geometry.alignment)
+                                 : end;
+        const bool fits = required <= c_.capacity;
+        if (c_.keeps_books()) {
+            keep_books(fits, required, end);
+        }
+        return fits || place_some();
+    }
+
     // Waits for one number that `source` tells. Every thread waits for those that it reads, so that
     // nobody waits for another thread. All come together, so that one of them for each source looks across
     // the bus often, and the others seldom.
     __device__ __forceinline__ u32 told(u32 source, u32 entry, bool &failed) const {
         const u64 *word = c_.tallies(c_.g().rank, source) + entry;
         u64 found = 0;
-        const auto is_there = [&] {
-            found = ptx::load_relaxed_sys(word);
-            return tally::is_of(found, c_.turn);
-        };
         if (entry != tally::ITEMS) {
-            failed |= c_.waiter.wait_until(wait::Phase::Dispatch, source, is_there,
-                                           wait::LOOKS_OF_MANY) != 0;
-        } else {
-            // A rank that does not push tells nothing, but signals.
-            const u32 *signal = c_.blocks.own<u32>(c_.g().lane.dispatch_words) + source;
             failed |= c_.waiter.wait_until(wait::Phase::Dispatch, source, [&] {
-                return is_there() || ptx::load_acquire_sys(signal) == c_.epoch;
+                found = ptx::load_relaxed_sys(word);
+                return tally::is_of(found, c_.turn);
+            }, wait::LOOKS_OF_MANY) != 0;
+        } else {
+            const u32 *signal = signal_of(source);
+            bool pulled = false;
+            failed |= c_.waiter.wait_until(wait::Phase::Dispatch, source, [&] {
+                // Both at once, since most looks find neither.
+                const bool signalled = ptx::load_relaxed_sys(signal) == c_.epoch;
+                found = ptx::load_relaxed_sys(word);
+                const bool is_there = tally::is_of(found, c_.turn);
+                pulled = !is_there && signalled && pulls(source);
+                return is_there || pulled;
             }) != 0;
-            if (!failed && !is_there()) {
+            if (!failed && pulled) {
                 c_.waiter.fail(wait::FaultKind::OutOfStep, wait::Phase::Dispatch, source);
                 failed = true;
             }
@@ -168,15 +271,23 @@ class Placing {
         return u32(found);
     }
 
-    // From how many items and pairs each source has to how many come before it. One warp calls this: no more
+    // The dispatch word of `source`.
+    __device__ __forceinline__ const u32 *signal_of(u32 source) const {
+        return c_.blocks.own<u32>(c_.g().lane.dispatch_words) + source;
+    }
+    // Whether a rank that was seen to signal does not push: then it has told nothing, where others tell before.
+    __device__ __forceinline__ bool pulls(u32 source) const {
+        return ptx::load_acquire_sys(signal_of(source)) == c_.epoch &&
+               !tally::is_of(ptx::load_relaxed_sys(c_.tallies(c_.g().rank, source) + tally::ITEMS), c_.turn);
+    }
+
+    // From how many items and pairs the lane's source has to how many come before it. One warp calls this: no more
     // ranks push than it has lanes.
-    __device__ __forceinline__ void add_sources() const {
+    __device__ __forceinline__ void add_sources(u32 items, u32 pairs) const {
         const u32 world = c_.g().world;
         const u32 source = scan::lane();
-        const u32 items = source < world ? shared.items[source] : 0;
-        const u32 pairs = source < world ? shared.pairs[source] : 0;
-        const u32 upto_items = scan::warp_inclusive(items);
-        const u32 upto_pairs = scan::warp_inclusive(pairs);
+        const u32 upto_items = scan::first_inclusive(items, world);
+        const u32 upto_pairs = scan::first_inclusive(pairs, world);
         __syncwarp();
         if (source < world) {
             shared.items[source] = upto_items - items;
@@ -190,27 +301,13 @@ class Placing {
         __syncwarp();
     }
 
-    // From the rows of an expert that come from earlier sources, which the handle has too, to where those of
-    // each source begin, if the expert's lie from `first` on.
-    __device__ __forceinline__ void note_sources(const sources::Groups &groups, u32 slot,
-                                                 u32 first) const {
-        groups.for_each([&](u32 source) {
-            u32 &place = Places(c_.g()).first(source, slot);
-            if (c_.keeps_books()) {
-                at<u32>(c_.p.handle.bases)[source * c_.g().slots + slot] = place;
-            }
-            place += first;
-        });
-    }
-
     // What the handle says of an expert whose `rows` rows lie from `first` on, where all fits. In the
-    // flat layout rows do not lie by expert.
+    // flat layout rows do not lie by expert, and begin nowhere.
     __device__ __forceinline__ void note_expert(u32 slot, u32 rows, u32 first) const {
         const Geometry &geometry = c_.g();
-        at<u32>(c_.p.handle.taken)[slot] = 0;
         if (slot < geometry.local_experts) {
             at<i32>(c_.p.handle.tokens_per_expert)[slot] = i32(rows);
-            at<i32>(c_.p.handle.expert_offsets)[slot] = geometry.flat != 0 ? 0 : i32(first);
+            at<i32>(c_.p.handle.expert_offsets)[slot] = i32(first);
         }
     }
 
@@ -220,17 +317,13 @@ class Placing {
     __device__ __forceinline__ void keep_books(bool fits, u32 required, u32 end) const {
         const Geometry &geometry = c_.g();
         const StepView state(c_.p.state);
-        if (threadIdx.x == 0) {
-            shared.silent = state.is_silent(c_.p.ordinal, c_.p.dependent != 0);
-        }
-        __syncthreads();
         if (fits && !shared.silent) {
             for (u32 source = threadIdx.x; source <= geometry.world; source += THREADS) {
                 at<u32>(c_.p.handle.source_items)[source] = shared.items[source];
                 at<u32>(c_.p.handle.source_pairs)[source] = shared.pairs[source];
             }
+            // A warp each: one thread would take as long as all that was before.
             if (threadIdx.x == 0) {
-                const u32 total = geometry.flat != 0 ? shared.items[geometry.world] : end;
                 WindowState window{};
                 window.tokens = c_.tokens;
                 window.items = window.end = shared.items[geometry.world];
@@ -239,14 +332,17 @@ class Placing {
                 window.capacity = c_.capacity;
                 window.windows = 1;
                 *at<WindowState>(c_.p.handle.window) = window;
+            } else if (threadIdx.x == WARP) {
+                const u32 total = geometry.flat != 0 ? shared.items[geometry.world] : end;
                 at<i32>(c_.p.handle.expert_offsets)[geometry.local_experts] = i32(total);
                 *at<i32>(c_.p.handle.total) = i32(total);
-                state.note_required(required);
-                state.note_window(1, c_.capacity);
-                state.add_delivered(window.pairs);
                 if (c_.p.ordinal < c_.p.max_dispatches) {
                     at<u32>(c_.p.required_by_dispatch)[c_.p.ordinal] = required;
                 }
+            } else if (threadIdx.x == 2 * WARP) {
+                state.note_required(required);
+                state.note_window(1, c_.capacity);
+                state.add_delivered(shared.pairs[geometry.world]);
             }
         } else {
             if (!lists_here()) {
@@ -260,10 +356,10 @@ class Placing {
             __syncthreads();
             account::take_stock(c_.p, c_.blocks);
             windows::advance(c_.p, c_.waiter, c_.blocks);
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            ptx::store_release_gpu(&c_.lane()->placed, c_.epoch);
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                ptx::store_release_gpu(&c_.lane()->placed, c_.turn);
+            }
         }
     }
 
@@ -271,7 +367,7 @@ class Placing {
     __device__ __forceinline__ bool place_some() const {
         const Geometry &geometry = c_.g();
         // Whoever is late is named by a wait for it, not by one for the block that waits for it too.
-        if (!lists_here() || !c_.await_blocks(&c_.lane()->placed, c_.epoch)) {
+        if (!lists_here() || !c_.await_blocks(&c_.lane()->placed, c_.turn)) {
             return false;
         }
         if (threadIdx.x == 0) {
@@ -293,12 +389,11 @@ class Placing {
         return true;
     }
 
-    // Of the items that the window takes. One warp calls this.
+    // Of the items that the window takes. One warp calls this. Where rows are stamped nobody takes turns.
     __device__ __forceinline__ void take_turns() const {
-        shared.turns.lay_out(c_.g(), [](u32 source) {
-            return min(shared.items[source + 1], shared.end) -
-                   min(shared.items[source], shared.end);
-        });
+        if (!stamped::ROWS) {
+            shared.turns.lay_out(c_.g(), [](u32 source) { return items_of(source); });
+        }
     }
 
     const Context &c_;

@@ -1,7 +1,7 @@
 // From where rows are to the rows of their experts.
 #pragma once
 
-#include "push_context.cuh"
+#include "push_places.cuh"
 
 namespace dispatch {
 
@@ -23,44 +23,15 @@ class Receiving {
         const u32 shared_from = idle * (THREADS / WARP);
         u32 unit = blockIdx.x >= busy ? threadIdx.x / WARP * idle + (blockIdx.x - busy) : units;
         if (blockIdx.x < busy && units > shared_from) {
-            unit = shared_from + take_next(&c_.lane()->taken);
+            unit = shared_from + take_next(&c_.counters()->taken);
         }
         while (unit < units) {
             const turns::Turn turn = shared.turns.turn(geometry, unit / pieces);
             if (!receive(turn.rank, turn.position, unit % pieces)) {
                 return;
             }
-            unit = units > shared_from ? shared_from + take_next(&c_.lane()->taken) : units;
+            unit = units > shared_from ? shared_from + take_next(&c_.counters()->taken) : units;
         }
-    }
-
-    // Needs the places only: rows and lists may still be on their way.
-    __device__ __forceinline__ void clear_padding() const {
-        const Geometry &geometry = c_.g();
-        const items::Clear clear{geometry, c_.p.handle, c_.p.rows, c_.p.received_scales};
-        if (geometry.flat != 0 || geometry.clear_padding == 0) {
-            return;
-        }
-        if (shared.end != shared.items[geometry.world]) {
-            items::clear_padding(clear,
-                                 [&](u32 expert) { return items::padding_of(c_.p.handle, expert); });
-            return;
-        }
-        const Places places(geometry);
-        const u32 units = places.padding_before(geometry.slots) * items::Clear::PARTS;
-        const u32 first = threadIdx.x / WARP * gridDim.x + blockIdx.x;
-        for (u32 unit = first; unit < units; unit += rows::warps()) {
-            clear(places.padding_row(unit / items::Clear::PARTS), unit % items::Clear::PARTS);
-        }
-    }
-
-    // Clears where stamped rows land. One block calls this, when all have received.
-    __device__ __forceinline__ void clear_landed() const {
-        const Geometry &geometry = c_.g();
-        const u32 rows = (geometry.world - 1) * geometry.max_tokens;
-        const u32 scale_pieces = stamped::pieces_of(geometry.scale_bytes / sizeof(Quad));
-        stamped::clear(c_.blocks.own<u8>(geometry.lane.pushed_rows), rows, geometry.row_pieces);
-        stamped::clear(c_.blocks.own<u8>(geometry.lane.pushed_scales), rows, scale_pieces);
     }
 
   private:
@@ -135,9 +106,6 @@ class Receiving {
             items::annotate_rest(geometry, c_.p.handle, arrival, item.pairs);
         }
         const bool own = source == geometry.rank;
-        if (stamped::ROWS && !own) {
-            return receive_stamped(source, item.token, number, reference.row, lanes);
-        }
         if (!own) {
             const u64 *flag =
                 push::arrived(c_.blocks, geometry, geometry.rank, source,
@@ -165,43 +133,6 @@ class Receiving {
         push::move<DEPTH, push::Reading::LAST>(from + u64(item.token) * row_bytes, piece, [&] {
             return push::RowTargets{c_.p.rows, row_bytes, reference.row, lanes};
         });
-        return true;
-    }
-
-    // The same of a piece that carries its turn.
-    __device__ __forceinline__ bool receive_stamped(u32 source, u32 token, u32 number, u32 row,
-                                                    u32 lanes) const {
-        const Geometry &geometry = c_.g();
-        const u32 scale_quads = geometry.scale_bytes / sizeof(Quad);
-        const u32 scale_pieces = number == 0 ? stamped::pieces_of(scale_quads) : 0;
-        for (u32 i = 0; i < scale_pieces; ++i) {
-            if (!take(source, token, i, geometry.lane.pushed_scales, scale_pieces,
-                      push::RowTargets{c_.p.received_scales, geometry.scale_bytes, row, lanes})) {
-                return false;
-            }
-        }
-        return take(source, token, number, geometry.lane.pushed_rows, geometry.row_pieces,
-                    push::RowTargets{c_.p.rows, geometry.row_bytes, row, lanes});
-    }
-
-    // Waits for one of the `pieces` of a token's row in a region, and stores it to rows of a table; whether it came.
-    __device__ __forceinline__ bool take(u32 source, u32 token, u32 number, u64 region, u32 pieces,
-                                         const push::RowTargets &to) const {
-        const Geometry &geometry = c_.g();
-        const push::Piece piece = push::piece_of(to.row_bytes / sizeof(Quad), number, pieces);
-        const stamped::Piece whole(piece.end - piece.begin);
-        const u32 landed = pieces * stamped::PIECE_BYTES;
-        const u64 place = push::rows_in(c_.blocks, geometry, region, geometry.rank, source, landed) +
-                          u64(token) * landed + number * stamped::PIECE_BYTES;
-        stamped::Piece::Found found = whole.look(place);
-        if (!push::await_stamped(c_.waiter, wait::Phase::Dispatch, source, whole, place, c_.turn, found)) {
-            return false;
-        }
-        Quad quads[stamped::ROW_QUADS];
-        stamped::Piece::take(found, quads);
-        for (u32 left = to.lanes; left != 0; left &= left - 1) {
-            whole.store(to.of(__ffs(left) - 1) + piece.begin, quads);
-        }
         return true;
     }
 

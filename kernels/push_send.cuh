@@ -17,26 +17,40 @@ class Sending {
         const u32 units = c_.tokens * pieces;
         const bool shares = units > c_.p.senders * (THREADS / WARP);
         u32 unit = threadIdx.x / WARP * c_.p.senders + (blockIdx.x - c_.p.listers - 1);
-        constexpr bool flagged = !stamped::ROWS;
-        if (flagged) {
-            push::board.clear();
-        }
+        push::board.clear();
         for (;;) {
-            unit = shares ? take_next(&c_.lane()->sent) : unit;
+            unit = shares ? take_next(&c_.counters()->sent) : unit;
             if (unit >= units) {
                 break;
             }
-            if (flagged) {
-                send(unit / pieces, unit % pieces);
-            } else {
-                send_stamped(unit / pieces, unit % pieces);
-            }
+            send(unit / pieces, unit % pieces);
             if (!shares) {
                 break;
             }
         }
-        if (flagged) {
-            Raiser(Raise{c_}).finish(pending_);
+        Raiser(Raise{c_}).finish(pending_);
+    }
+
+    // One piece of a token with its turn to every other rank of its experts, and the token's scales with the first.
+    __device__ __forceinline__ void send_stamped(u32 token, u32 number) const {
+        const Geometry &geometry = c_.g();
+        const u32 row_quads = geometry.row_bytes / sizeof(Quad);
+        const push::Piece piece = push::piece_of(row_quads, number, geometry.row_pieces);
+        const stamped::Piece whole(piece.end - piece.begin);
+        Quad quads[stamped::ROW_QUADS];
+        whole.load(at<const Quad>(c_.p.tokens) + u64(token) * row_quads + piece.begin, quads);
+        const u32 rank = goes_to(token);
+        put(places(rank, geometry.lane.pushed_rows, token, push::landed_bytes(geometry.row_bytes)),
+            number, whole, quads);
+        const u32 scale_quads = geometry.scale_bytes / sizeof(Quad);
+        const u32 scale_pieces = number == 0 ? stamped::pieces_of(scale_quads) : 0;
+        for (u32 i = 0; i < scale_pieces; ++i) {
+            const push::Piece of_scales = push::piece_of(scale_quads, i, scale_pieces);
+            const stamped::Piece part(of_scales.end - of_scales.begin);
+            part.load(at<const Quad>(c_.p.scales) + u64(token) * scale_quads + of_scales.begin, quads);
+            put(places(rank, geometry.lane.pushed_scales, token,
+                       push::landed_bytes(geometry.scale_bytes)),
+                i, part, quads);
         }
     }
 
@@ -109,29 +123,6 @@ class Sending {
         }
         const u32 ranks = __reduce_or_sync(WHOLE, rank != NONE ? 1u << rank : 0);
         pending_ = u64(ranks) << 32 | (token * geometry.row_pieces + number);
-    }
-
-    // The same with the turn in the piece, and no flag.
-    __device__ __forceinline__ void send_stamped(u32 token, u32 number) const {
-        const Geometry &geometry = c_.g();
-        const u32 row_quads = geometry.row_bytes / sizeof(Quad);
-        const push::Piece piece = push::piece_of(row_quads, number, geometry.row_pieces);
-        const stamped::Piece whole(piece.end - piece.begin);
-        Quad quads[stamped::ROW_QUADS];
-        whole.load(at<const Quad>(c_.p.tokens) + u64(token) * row_quads + piece.begin, quads);
-        const u32 rank = goes_to(token);
-        put(places(rank, geometry.lane.pushed_rows, token, push::landed_bytes(geometry.row_bytes)),
-            number, whole, quads);
-        const u32 scale_quads = geometry.scale_bytes / sizeof(Quad);
-        const u32 scale_pieces = number == 0 ? stamped::pieces_of(scale_quads) : 0;
-        for (u32 i = 0; i < scale_pieces; ++i) {
-            const push::Piece of_scales = push::piece_of(scale_quads, i, scale_pieces);
-            const stamped::Piece part(of_scales.end - of_scales.begin);
-            part.load(at<const Quad>(c_.p.scales) + u64(token) * scale_quads + of_scales.begin, quads);
-            put(places(rank, geometry.lane.pushed_scales, token,
-                       push::landed_bytes(geometry.scale_bytes)),
-                i, part, quads);
-        }
     }
 
     // A piece of a row to where it lands on each rank.

@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     }
     if (g.flat == 0) {
         const auto padding_of = [&](u32 expert) { return items::padding_of(p.handle, expert); };
-        items::for_each_padding(g, padding_of, [&](u32 row) {
+        items::for_each_padding(g, items::Team::of_blocks(0, gridDim.x), padding_of, [&](u32 row) {
             const u32 quads = g.sum_bytes / sizeof(Quad);
             rows::clear(rows::row_of(p.rows, row, quads), 0, quads);
         });

@@ -153,8 +153,10 @@ class Sum {
     // Adds rows of `table`, in the order of the lanes in `lanes` (the same in every lane), each of
     // which names one of them and its weight.
     __device__ __forceinline__ void add(u64 table, u32 row, float weight, bool weighted, u32 lanes) {
+        // Defined before it is known which of them are loaded: else these registers would be taken from the beginning
+        // of the kernel on.
+        Quad quads[AHEAD][DEPTH] = {};
         while (lanes != 0) {
-            Quad quads[AHEAD][DEPTH];
             float weights[AHEAD];
             u32 left = lanes;
 #pragma unroll

@@ -28,6 +28,15 @@ __device__ __forceinline__ u32 group_inclusive(u32 value, u32 width) {
     return value;
 }
 
+// The same of the first `count` lanes, where nobody asks the others.
+__device__ __forceinline__ u32 first_inclusive(u32 value, u32 count) {
+    for (u32 step = 1; step < count; step *= 2) {
+        const u32 below = __shfl_up_sync(WHOLE, value, step);
+        value += lane() >= step ? below : 0;
+    }
+    return value;
+}
+
 // The same of all lanes.
 template <typename T> __device__ __forceinline__ T warp_inclusive(T value) {
 #pragma unroll
@@ -38,33 +47,47 @@ template <typename T> __device__ __forceinline__ T warp_inclusive(T value) {
     return value;
 }
 
-// The sum of the values of all threads before this one; `total` becomes that of all. Every thread of
-// the block takes part, and the block is made of whole warps.
-template <typename T> __device__ __forceinline__ T block_exclusive(T value, T &total) {
-    __shared__ T of_warp[WARP];
-    const T upto = warp_inclusive(value);
+// Sums over a block that are made together.
+template <u32 COUNT> struct Values {
+    u32 of[COUNT];
+};
+
+// The sums of the values of all threads before this one; `totals` become those of all. Every thread of the block takes
+// part, and the block is made of whole warps.
+template <u32 COUNT>
+__device__ __forceinline__ Values<COUNT> block_exclusive(const Values<COUNT> &values,
+                                                         Values<COUNT> &totals) {
+    __shared__ u32 of_warps[COUNT][WARP];
+    const u32 warp = threadIdx.x / WARP;
+    u32 of_warp[COUNT];
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        of_warp[i] = __reduce_add_sync(WHOLE, values.of[i]);
+    }
     // Whoever comes from an earlier sum has read it.
     __syncthreads();
-    if (lane() == WARP - 1) {
-        of_warp[threadIdx.x / WARP] = upto;
+    Values<COUNT> before;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        if (lane() == 0) {
+            of_warps[i][warp] = of_warp[i];
+        }
+        before.of[i] = warp_inclusive(values.of[i]) - values.of[i];
     }
     __syncthreads();
-    const T warps = warp_inclusive(lane() < blockDim.x / WARP ? of_warp[lane()] : T(0));
-    total = __shfl_sync(WHOLE, warps, WARP - 1);
-    const T before = __shfl_sync(WHOLE, warps, (threadIdx.x / WARP + WARP - 1) % WARP);
-    return (threadIdx.x < WARP ? 0 : before) + upto - value;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        const u32 theirs = lane() < blockDim.x / WARP ? of_warps[i][lane()] : 0;
+        totals.of[i] = __reduce_add_sync(WHOLE, theirs);
+        before.of[i] += __reduce_add_sync(WHOLE, lane() < warp ? theirs : 0);
+    }
+    return before;
 }
-
-// Two sums that are made as one.
-struct Two {
-    u32 first;
-    u32 second;
-};
-__device__ __forceinline__ Two block_exclusive(const Two &value, Two &total) {
-    u64 both;
-    const u64 before = block_exclusive(u64(value.second) << 32 | value.first, both);
-    total = Two{u32(both), u32(both >> 32)};
-    return Two{u32(before), u32(before >> 32)};
+__device__ __forceinline__ u32 block_exclusive(u32 value, u32 &total) {
+    Values<1> totals;
+    const u32 before = block_exclusive(Values<1>{{value}}, totals).of[0];
+    total = totals.of[0];
+    return before;
 }
 
 // The sum of the values of all threads.

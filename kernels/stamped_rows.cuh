@@ -82,21 +82,20 @@ class Piece {
         }
     }
 
-    // What lies there now.
+    // What lies there now: a piece on its way or, if it is not `stamped`, the piece as it is in a row. What the lane has no
+    // part of stays as it was.
     struct Found {
         Quad quad[ROW_QUADS + 1];
     };
-    __device__ __forceinline__ Found look(u64 place) const {
-        Found found{};
+    __device__ __forceinline__ void look(u64 place, Found &found, bool stamped = true) const {
 #pragma unroll
         for (u32 i = 0; i <= ROW_QUADS; ++i) {
-            if (has(i % ROW_QUADS)) {
+            if (has(i % ROW_QUADS) && (i < ROW_QUADS || stamped)) {
                 u64 low, high;
                 ptx::load_relaxed_sys(of_lane(place, i), low, high);
                 found.quad[i] = Quad{{u32(low), u32(low >> 32), u32(high), u32(high >> 32)}};
             }
         }
-        return found;
     }
     // Whether that is this lane's part of what was sent in a turn.
     __device__ __forceinline__ bool is_of(const Found &found, u64 turn) const {

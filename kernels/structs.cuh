@@ -14,6 +14,9 @@ constexpr u32 TRANSFER_PULL = 0;
 // The sender writes lists and rows into the receiver's block, and a flag behind each piece of a row.
 constexpr u32 TRANSFER_PUSH = 1;
 
+// Ranks of a group that pushes: the ranks of a token are the lanes of a warp.
+constexpr u32 MOST_PUSHING = 32;
+
 // Byte offsets of the regions of a lane's shared block.
 struct LaneLayout {
     u64 dispatch_words;
@@ -143,21 +146,28 @@ struct alignas(8) ExpertHomeEntry {
 };
 SAME_LAYOUT(ExpertHomeEntry, 8, slot, 4);
 
-// A lane's words in private device memory.
-struct LaneState {
-    u32 epoch;
-    u32 arrivals;
-    u64 turn;
+// What blocks count in one turn of a lane.
+struct TurnCounters {
     u32 counted;
     u32 listed;
     u32 sent;
     u32 taken;
     u32 pushed;
     u32 reduced;
-    u32 placed;
-    u32 silent;
 };
-SAME_LAYOUT(LaneState, 48, silent, 44);
+SAME_LAYOUT(TurnCounters, 24, reduced, 20);
+
+// A lane's words in private device memory.
+struct LaneState {
+    u32 epoch;
+    u32 arrivals;
+    u64 turn;
+    TurnCounters counters[2];
+    u64 placed;
+    u32 silent;
+    u32 begun;
+};
+SAME_LAYOUT(LaneState, 80, begun, 76);
 
 // What a rank counts over one step. Lanes may count at the same time; see `StepView`.
 struct StepState {

@@ -12,8 +12,9 @@ namespace turns {
 using scan::WARP;
 using scan::WHOLE;
 
-// Ranks of a group that pushes: at most a warp of them takes turns.
-constexpr u32 MOST_RANKS = WARP;
+// At most a warp of ranks takes turns.
+constexpr u32 MOST_RANKS = MOST_PUSHING;
+static_assert(MOST_RANKS == WARP, "a rank in each lane");
 
 struct Turn {
     u32 rank;

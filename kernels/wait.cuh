@@ -118,10 +118,10 @@ class Waiter {
         return ptx::load_relaxed_sys(&own()->poison) != 0;
     }
 
-    // The same at the beginning of an operation, of which nothing goes on before it is known: by an address that
-    // is not looked up, and that elsewhere would be in the way.
-    __device__ __forceinline__ bool begins_poisoned() const {
-        return ptx::load_relaxed_sys(&at<const AttentionBlock>(params_.own)->poison) != 0;
+    // The same word, for the beginning of an operation, of which nothing goes on before it is known: by an address
+    // that is not looked up, and that elsewhere would be in the way.
+    __device__ __forceinline__ u64 own_poison() const {
+        return ptx::load_relaxed_sys(&at<const AttentionBlock>(params_.own)->poison);
     }
 
     // Waits until `word` holds `expected`, which `culprit` will store. Returns zero, or the fault
@@ -175,7 +175,8 @@ class Waiter {
     }
 
     // The same for a word that other blocks of this device store to.
-    __device__ __forceinline__ u64 wait_here(Phase phase, const u32 *word, u32 expected) const {
+    template <typename Word>
+    __device__ __forceinline__ u64 wait_here(Phase phase, const Word *word, Word expected) const {
         return wait_until(phase, params_.rank,
                           [&] { return ptx::load_acquire_gpu(word) == expected; });
     }

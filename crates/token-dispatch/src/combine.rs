@@ -153,6 +153,7 @@ impl<B: Backend> Lane<B> {
             geometry: inner.geometry,
             wait: self.dispatcher().wait_params(),
             lane: self.params(),
+            blocks: self.blocks_at_hand(),
             handle: args.handle.params(),
             state: inner.shared.state.address(),
             peer_required: inner.shared.peer_required.address(),

@@ -15,6 +15,7 @@ use crate::dispatcher::TokenDispatcher;
 use crate::error::DispatchError;
 use crate::geometry::Geometry;
 use crate::handle::Handle;
+use crate::kernels::MOST_RANKS;
 use crate::launch;
 use crate::params::{LaneParams, LaneState};
 
@@ -58,11 +59,7 @@ impl<B: Backend> LaneMemory<B> {
                     bytes => Some(context.allocate("block counts", bytes)?),
                 },
             };
-            let state = LaneState {
-                epoch: config.first_epoch,
-                placed: config.first_epoch,
-                ..bytemuck::Zeroable::zeroed()
-            };
+            let state = LaneState { epoch: config.first_epoch, ..bytemuck::Zeroable::zeroed() };
             let words = vec![config.first_epoch; world];
             // SAFETY: this rank has just allocated all of it, and peers signal only after the round
             // that ends the set-up of a dispatcher. The two groups of words lie in its own block.
@@ -188,6 +185,15 @@ impl<B: Backend> Lane<B> {
 
     pub(crate) fn params(&self) -> LaneParams {
         LaneParams { blocks: self.memory.blocks.address(), state: self.memory.state.address() }
+    }
+
+    /// The shared blocks of the first ranks, for operations that push: of more ranks nobody does.
+    pub(crate) fn blocks_at_hand(&self) -> [u64; MOST_RANKS] {
+        let mut first = [0; MOST_RANKS];
+        for (to, address) in first.iter_mut().zip(self.memory.block.addresses()) {
+            *to = *address;
+        }
+        first
     }
 
     /// What operations on this lane need to stay mapped.

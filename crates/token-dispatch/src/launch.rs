@@ -125,9 +125,11 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
     let budget = budget.max(LEAST_BLOCKS);
     let listers = tokens.div_ceil(LISTED_TOKENS).clamp(1, MOST_LISTERS).min(budget.div_ceil(4));
     // A few blocks keep the links busy; all others receive meanwhile.
+    let small = g.stamped != 0;
     let sent = u64::from(tokens) * u64::from(g.row_pieces);
     let senders = match g.world {
         1 => 0,
+        _ if small => 0,
         _ => sent.div_ceil(warps.into()).clamp(1, (budget / 4).max(1).into()) as u32,
     };
     // Every rank may send as much as any. Several warps clear a row of padding.
@@ -136,6 +138,8 @@ pub(crate) fn push_dispatch(g: &Geometry, tokens: u32, budget: u32) -> PushShape
     let blocks = units.div_ceil(warps.into()).min(budget.into()) as u32;
     // One more, which keeps the books.
     let blocks = (blocks + listers + 1 + senders).min(budget);
+    // Of few tokens all of these send first.
+    let senders = if small && g.world > 1 { blocks - listers - 1 } else { senders };
     PushShape {
         launch: LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes: words * 4 },
         listers,
@@ -154,12 +158,15 @@ pub(crate) fn push_combine(
     let warps = PUSH_THREADS / WARP;
     let sums = u64::from(g.max_tokens) * u64::from(g.sum_pieces);
     let units = sums * u64::from(g.world);
-    let blocks = units.div_ceil((warps / 2).into()).clamp(1, budget.max(1).into()) as u32;
+    let small = g.stamped != 0;
+    // Where pieces carry their turn one block more, which keeps the books.
+    let blocks = units.div_ceil((warps / 2).into()) + u64::from(small);
+    let blocks = blocks.clamp(1, budget.max(1).into()) as u32;
     // Where there is a piece for every warp to push before it adds up, that is the shortest way.
     let pushed = sums * u64::from(g.fanout.min(g.world - 1));
     let senders = match g.world {
         1 => 0,
-        _ if pushed <= u64::from(blocks) * u64::from(warps) => blocks,
+        _ if small || pushed <= u64::from(blocks) * u64::from(warps) => blocks,
         // Between two ranks the partial sums of a peer's tokens are as many as those of a rank's own. With
         // more it was not measured.
         _ if blocks <= FEW_BLOCKS => blocks.div_ceil(2),
@@ -167,7 +174,6 @@ pub(crate) fn push_combine(
         _ => (blocks * 5).div_ceil(12),
     };
     // Rows of stamped sums go through registers instead.
-    let small = g.stamped != 0;
     let feed = if small { 0 } else { FEED_BYTES };
     let shared_bytes = feed.min(most_shared.saturating_sub(STATIC_BYTES));
     let launch = LaunchShape { blocks, threads: PUSH_THREADS, shared_bytes };
@@ -365,9 +371,11 @@ mod tests {
             let pulled = items_and_padding(&without, without.row_bytes, 132);
             assert_eq!(pulled, items(&without, without.row_bytes, 132));
             let [with, without] = [cleared, without].map(|g| push_dispatch(&g, 1, 132));
-            assert_eq!((with.listers, with.senders), (without.listers, without.senders));
+            assert_eq!(with.listers, without.listers);
             // 16 pairs bring 15 rows of padding each, which four warps clear: at 16 warps, 60 blocks.
             assert_eq!(with.launch.blocks - without.launch.blocks, 60);
+            // Of few tokens all that do not list or keep the books send.
+            assert_eq!(with.senders, with.launch.blocks - 2);
         }
     }
 

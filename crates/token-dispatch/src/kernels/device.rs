@@ -134,9 +134,8 @@ fn agreements() -> String {
         WindowItem { source, slot, begin, rows }
         RowRef { row, weight, choice, slot }
         ExpertHomeEntry { rank, slot }
-        LaneState {
-            epoch, arrivals, turn, counted, listed, sent, taken, pushed, reduced, placed, silent,
-        }
+        TurnCounters { counted, listed, sent, taken, pushed, reduced }
+        LaneState { epoch, arrivals, turn, counters, placed, silent, begun }
         StepState {
             step, held, drained, first_over, required, dispatches, windows, capacity, dropped,
             delivered, invalid_ids, repeated_ids,
@@ -163,13 +162,13 @@ fn agreements() -> String {
             num_tokens_word, expert_counts, rank_counts, num_tokens, id_bytes, ordinal, dependent,
         }
         PushDispatchParams {
-            geometry, wait, lane, handle, state, homes, topk_ids, topk_weights, tokens, scales,
+            geometry, wait, lane, blocks, handle, state, homes, topk_ids, topk_weights, tokens, scales,
             num_tokens_word, expert_counts, rank_counts, block_counts, required_by_dispatch, capacity,
             rows, received_scales, condition, num_tokens, id_bytes, ordinal, dependent, row_limit,
             max_dispatches, budgeted, last, listers, senders, halves, reserved,
         }
         PushCombineParams {
-            geometry, wait, lane, handle, state, peer_required, expert_rows, output, ordinal, weighted,
+            geometry, wait, lane, blocks, handle, state, peer_required, expert_rows, output, ordinal, weighted,
             senders, halves, push_span, sum_span, num_tokens, row_limit,
         }
         CountParams {

@@ -5,6 +5,7 @@ use ep_context::signal::params::WaitParams;
 
 use super::shared::{HandleParams, LaneParams};
 use crate::geometry::Geometry;
+use crate::kernels::MOST_RANKS;
 
 /// Parameters of the sender's half of dispatch.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -57,6 +58,8 @@ pub(crate) struct PushDispatchParams {
     pub wait: WaitParams,
     /// The lane.
     pub lane: LaneParams,
+    /// The shared blocks of all ranks, for as many as push: at hand, where the table of the lane is a trip to memory.
+    pub blocks: [u64; MOST_RANKS],
     /// The handle.
     pub handle: HandleParams,
     /// The [`StepState`](super::StepState).

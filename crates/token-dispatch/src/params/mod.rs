@@ -14,6 +14,8 @@ pub(crate) use combine::{FoldParams, PushCombineParams, ReduceParams, ReducePush
 pub(crate) use dispatch::{
     CountParams, GatherParams, PushDispatchParams, RouteParams, WindowParams,
 };
+#[cfg(test)]
+pub(crate) use shared::TurnCounters;
 pub(crate) use shared::{
     CombineHeader, Destination, DispatchHeader, ExpertHomeEntry, HALF_RECEIVE, HALF_SEND,
     HandleParams, Item, LaneParams, LaneState, NONE, Pair, RowRef, StepState, TRANSFER_PULL,

@@ -144,11 +144,25 @@ pub(crate) struct LaneState {
     /// Pushed dispatches on this lane. It is what flags hold, and wide enough never to come round, so
     /// that a flag which nobody has used for long cannot be taken for one of now.
     pub turn: u64,
-    /// Blocks that have counted their tokens; zero between operations.
+    /// Those of even turns and of odd ones: while one turn counts, the counters of the next are cleared.
+    pub counters: [TurnCounters; 2],
+    /// The last turn whose rows did not all fit, once it is known which of them do.
+    pub placed: u64,
+    /// Nonzero: the running dispatch sends nothing.
+    pub silent: u32,
+    /// Blocks of the running dispatch that have begun; zero between operations.
+    pub begun: u32,
+}
+
+/// What the blocks of a device count in one turn of a lane.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct TurnCounters {
+    /// Blocks that have counted their tokens.
     pub counted: u32,
-    /// Blocks that have written their part of the lists; zero between operations.
+    /// Blocks that have written their part of the lists.
     pub listed: u32,
-    /// Pieces of rows to be sent that somebody sees to; zero between operations.
+    /// Pieces of rows to be sent that somebody sees to.
     pub sent: u32,
     /// The same of received rows.
     pub taken: u32,
@@ -156,10 +170,6 @@ pub(crate) struct LaneState {
     pub pushed: u32,
     /// The same of sums.
     pub reduced: u32,
-    /// The epoch whose window is laid out.
-    pub placed: u32,
-    /// Nonzero: the running dispatch sends nothing.
-    pub silent: u32,
 }
 
 /// What a rank counts over one step. In private device memory; reset when a step begins.
