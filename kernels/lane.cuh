@@ -52,8 +52,8 @@ __device__ __forceinline__ u32 take_next(u32 *taken) {
 #define COUNTERS 1
 #endif
 
-// Whether a dispatch moves nothing: the step drains, or, where routing depends on outputs, an earlier dispatch is known
-// to be over budget. May become true at any time, so that one thread asks for all.
+// Whether a dispatch moves nothing: the step drains, or, where routing depends on outputs, an earlier dispatch is
+// known to be over budget. May become true at any time, so that one thread asks for all.
 struct Silence {
     u32 drained;
     u32 first_over;
@@ -128,9 +128,8 @@ class StepView {
     StepState *state_;
 };
 
-// Whether this rank holds a fault, the same answer for all threads of the block. Every thread of the
-// block calls it. Costs no look across the bus; see `wait::Waiter::held`. `poison` is `waiter.own_poison()`, asked for
-// before.
+// Whether this rank holds a fault, the same answer for all threads of the block. Every thread of the block calls it.
+// Costs no look across the bus; see `wait::Waiter::held`. `poison` is `waiter.own_poison()`, asked for before.
 __device__ __forceinline__ bool faulted(const wait::Waiter &waiter, u64 poison) {
     return __syncthreads_or(threadIdx.x == 0 && poison != 0 && waiter.held() != 0);
 }
@@ -183,12 +182,12 @@ __device__ __forceinline__ bool all_here(const wait::Waiter &waiter, wait::Phase
     return false;
 }
 
-// Counts the blocks of an operation as they begin, so that the last of them may change what all read first. Counted as
-// they end, each would have one more trip to memory before it, with nothing else to do.
+// Counts the blocks of an operation as they begin, so that the last of them may change what all read first. Counted
+// as they end, each would have one more trip to memory before it, with nothing else to do.
 class Beginning {
   public:
-    // Behind a barrier of the block, before which its threads have read all that is to be changed. Every thread of every
-    // block calls it once.
+    // Behind a barrier of the block, before which its threads have read all that is to be changed. Every thread of
+    // every block calls it once.
     __device__ __forceinline__ void count(u32 *begun) {
         if (counts()) {
             before_ = ptx::fetch_add_release_gpu(begun, 1);

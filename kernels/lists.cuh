@@ -127,7 +127,8 @@ __device__ __forceinline__ Homes find(const Params &p, const Given &given) {
     return homes;
 }
 
-// Compares the choices of a token, of which each lane has several. Of those that name the same expert the first counts.
+// Compares the choices of a token, of which each lane has several. Of those that name the same expert the first
+// counts.
 __device__ __forceinline__ void compare(Choices &c, BadIds &bad) {
     bool repeated[SPLIT] = {};
 #pragma unroll
@@ -178,7 +179,8 @@ __device__ __forceinline__ void compare(Choices &c, BadIds &bad) {
     }
 }
 
-// The same where each lane has one: its place among the token's, in the order of ranks and experts, less that of its rank.
+// The same where each lane has one: its place among the token's, in the order of ranks and experts, less that of its
+// rank.
 __device__ __forceinline__ void place(Choices &c) {
     const u32 key = c.key[0];
     u32 below = 0;
@@ -281,8 +283,8 @@ struct Entry {
     u32 index;
 };
 
-// Finds the places of the choices of `tokens` tokens that stand side by side, from what came before them, in `counts`,
-// which then says what came before the tokens behind these. A whole warp calls this.
+// Finds the places of the choices of `tokens` tokens that stand side by side, from what came before them, in
+// `counts`, which then says what came before the tokens behind these. A whole warp calls this.
 __device__ __forceinline__ void take_places(const Geometry &g, const Choices &c, u32 tokens, const Counts &counts,
                                             Entry (&entries)[SPLIT]) {
     // One token after the other, which is quicker than to find what they have in common if there are few of them.
@@ -330,8 +332,8 @@ __device__ __forceinline__ void take_places(const Geometry &g, const Choices &c,
     }
 }
 
-// Writes the list entries of `tokens` tokens that stand side by side, of which this lane has `token`. `counts` is what
-// came before them, and afterwards what came before those behind them; `into` is where each rank's lists are.
+// Writes the list entries of `tokens` tokens that stand side by side, of which this lane has `token`. `counts` is
+// what came before them, and afterwards what came before those behind them; `into` is where each rank's lists are.
 template <typename Params, typename Lists>
 __device__ __forceinline__ void write(const Params &p, const Lists &into, const Choices &c, u32 token,
                                       u32 tokens, const Counts &counts) {

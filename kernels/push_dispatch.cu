@@ -32,8 +32,8 @@ __device__ __forceinline__ bool may_run(const Context &c, u64 poison) {
     return true;
 }
 
-// What a block does that does not list, or is done with it. The two halves of a dispatch may come as two operations, so
-// that something else has room between them: the first has the blocks that list and send, the second those that
+// What a block does that does not list, or is done with it. The two halves of a dispatch may come as two operations,
+// so that something else has room between them: the first has the blocks that list and send, the second those that
 // receive.
 __device__ __forceinline__ void run(const Context &c, bool sends, bool receives) {
     const bool books = c.keeps_books();

@@ -1,10 +1,10 @@
 // A dispatch of few tokens, whose pieces carry their turn.
 //
 // With few tokens most of a dispatch is waiting: for counts, then for entries, then for rows, which have all come
-// meanwhile. So each warp of the blocks that neither list nor keep the books knows from its number alone which pieces it
-// sends and which it brings to their rows: piece by piece the first item of every source, then the second, and so on. It
-// looks for the entries of the first while counts are on their way, of which it needs whether there is such an item,
-// and where its rows are. Where one source has fewer items than another, some numbers are nobody's.
+// meanwhile. So each warp of the blocks that neither list nor keep the books knows from its number alone which pieces
+// it sends and which it brings to their rows: piece by piece the first item of every source, then the second, and so
+// on. It looks for the entries of the first while counts are on their way, of which it needs whether there is such an
+// item, and where its rows are. Where one source has fewer items than another, some numbers are nobody's.
 #pragma once
 
 #include "push_incoming.cuh"
@@ -122,8 +122,8 @@ class Few {
                               [&](u32 slot) { return Places(c_.g()).first(source, slot); });
     }
 
-    // The pieces from this one on, which was found if it `comes`. The entries of the next are on their way while one is
-    // waited for.
+    // The pieces from this one on, which was found if it `comes`. The entries of the next are on their way while one
+    // is waited for.
     __device__ __forceinline__ void receive_from(bool comes, Numbers &numbers, Incoming &incoming) const {
         const u32 items = scan::lane() < c_.g().world ? Placing::items_of(scan::lane()) : 0;
         const u32 most = __reduce_max_sync(WHOLE, items);

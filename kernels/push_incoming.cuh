@@ -70,8 +70,8 @@ class Incoming {
         return true;
     }
 
-    // Brings it to the rows of its experts, and the token's scales with its first piece; whether it came. `first_row` is
-    // asked for the first row of this source's pairs for an expert; in the flat layout the item has the row at its
+    // Brings it to the rows of its experts, and the token's scales with its first piece; whether it came. `first_row`
+    // is asked for the first row of this source's pairs for an expert; in the flat layout the item has the row at its
     // place among those of all sources. Before those of this source come `items` and `pairs`.
     template <typename FirstRow>
     __device__ __forceinline__ bool store(u32 items, u32 pairs, FirstRow first_row) {

@@ -76,8 +76,8 @@ class Placing {
         return told;
     }
 
-    // Clears what no pair has of the rows of each expert. Needs the places only: rows and lists may still be on their way.
-    // The whole team calls this.
+    // Clears what no pair has of the rows of each expert. Needs the places only: rows and lists may still be on their
+    // way. The whole team calls this.
     __device__ __forceinline__ void clear_padding(const items::Team &team) const {
         const Geometry &geometry = c_.g();
         const items::Clear clear{geometry, c_.p.handle, c_.p.rows, c_.p.received_scales};
@@ -110,8 +110,8 @@ class Placing {
     }
 
     // Waits until every rank has said so; whether all are at this dispatch. The block that keeps the books calls it
-    // while there is nothing to be kept yet, and finds out meanwhile whether this dispatch sends nothing. Every thread
-    // of the block calls it.
+    // while there is nothing to be kept yet, and finds out meanwhile whether this dispatch sends nothing. Every
+    // thread of the block calls it.
     __device__ __forceinline__ bool ranks_here() const {
         const Geometry &geometry = c_.g();
         if (threadIdx.x == THREADS - 1) {

@@ -52,8 +52,8 @@ template <u32 COUNT> struct Values {
     u32 of[COUNT];
 };
 
-// The sums of the values of all threads before this one; `totals` become those of all. Every thread of the block takes
-// part, and the block is made of whole warps.
+// The sums of the values of all threads before this one; `totals` become those of all. Every thread of the block
+// takes part, and the block is made of whole warps.
 template <u32 COUNT>
 __device__ __forceinline__ Values<COUNT> block_exclusive(const Values<COUNT> &values,
                                                          Values<COUNT> &totals) {

@@ -82,8 +82,8 @@ class Piece {
         }
     }
 
-    // What lies there now: a piece on its way or, if it is not `stamped`, the piece as it is in a row. What the lane has no
-    // part of stays as it was.
+    // What lies there now: a piece on its way or, if it is not `stamped`, the piece as it is in a row. What the lane
+    // has no part of stays as it was.
     struct Found {
         Quad quad[ROW_QUADS + 1];
     };
