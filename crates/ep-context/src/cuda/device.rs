@@ -387,6 +387,30 @@ impl Device {
         lock(&self.events).push(event);
     }
 
+    /// Makes sure that there are `count` streams on which bodies of loops can be recorded, so that
+    /// none has to be made while a recording goes on, unless several need them at once. Nothing runs
+    /// on them, but each takes one of the few queues that ranks share which share the GPU: so there
+    /// are no more than this for all of them. The context is current.
+    pub(super) fn reserve_body_streams(
+        &self,
+        driver: &Driver,
+        count: usize,
+    ) -> Result<(), DriverError> {
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // Held meanwhile, lest each of several ranks make all that are missing.
+        let mut bodies = lock(&self.bodies);
+        if bodies.len() >= count {
+            return Ok(());
+        }
+        beside_recordings(driver, || {
+            while bodies.len() < count {
+                // SAFETY: the place is valid.
+                bodies.push(ask_handle(|place| unsafe { driver.cuStreamCreate(place, flags) })?);
+            }
+            Ok(())
+        })?
+    }
+
     /// A stream on which the body of a loop can be recorded.
     pub(super) fn take_body_stream(&self) -> Option<StreamHandle> {
         lock(&self.bodies).pop()

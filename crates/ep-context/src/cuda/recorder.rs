@@ -13,7 +13,7 @@ use std::thread::{self, ThreadId};
 use cudarc::driver::sys;
 
 use super::conditional::OpenBody;
-use super::device::{Device, beside_recordings, recording_begins, recording_ends};
+use super::device::{Device, recording_begins, recording_ends};
 use super::driver::{Driver, DriverError, GraphHandle, StreamHandle, ask_handle};
 use super::graph::{CudaRecording, Graph};
 use super::graveyard::Grave;
@@ -25,8 +25,8 @@ use guest::{Capture, Guest};
 use position::position;
 pub(super) use position::{Position, continue_behind};
 
-/// How deep loops may nest. Each open body is recorded on a stream of its own, and these are made
-/// before a recording begins.
+/// How deep loops may nest. Each open body is recorded on a stream of its own. So many are there
+/// before a recording begins, for whichever recordings of the device have open bodies.
 pub(super) const MAX_DEPTH: usize = 4;
 
 /// Other threads may allocate and load while this one records.
@@ -50,7 +50,6 @@ pub(super) struct Recorder {
     /// The graphs of bodies that were ended. They belong to the graph that their loops stand in.
     ended: Vec<GraphHandle>,
     conditions: Vec<LoopCondition<u64>>,
-    spare: Vec<StreamHandle>,
     /// Why no graph can come of this any more.
     broken: Option<String>,
     held: Held,
@@ -64,22 +63,10 @@ impl Recorder {
         driver: &Driver,
         stream: StreamHandle,
     ) -> Result<Self, DriverError> {
-        let mut spare = Vec::with_capacity(MAX_DEPTH);
-        while spare.len() < MAX_DEPTH
-            && let Some(body) = device.take_body_stream()
-        {
-            spare.push(body);
-        }
-        let mut recorder = Self::of(device, stream, Capture::Own);
-        recorder.spare = spare;
-        let begun = recorder.make_spare(driver).and_then(|()| {
-            // SAFETY: the stream is valid and does not record.
-            unsafe { driver.cuStreamBeginCapture_v2(stream.0, MODE) }
-        });
-        if let Err(error) = begun {
-            recorder.return_streams();
-            return Err(error);
-        }
+        device.reserve_body_streams(driver, MAX_DEPTH)?;
+        let recorder = Self::of(device, stream, Capture::Own);
+        // SAFETY: the stream is valid and does not record.
+        unsafe { driver.cuStreamBeginCapture_v2(stream.0, MODE)? };
         recording_begins();
         Ok(recorder)
     }
@@ -95,29 +82,9 @@ impl Recorder {
             bodies: Vec::new(),
             ended: Vec::new(),
             conditions: Vec::new(),
-            spare: Vec::new(),
             broken: None,
             held: Held::default(),
             guest: None,
-        }
-    }
-
-    fn make_spare(&mut self, driver: &Driver) -> Result<(), DriverError> {
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        beside_recordings(driver, || {
-            while self.spare.len() < MAX_DEPTH {
-                let made =
-                    // SAFETY: the place is valid.
-                    ask_handle(|place| unsafe { driver.cuStreamCreate(place, flags) })?;
-                self.spare.push(made);
-            }
-            Ok(())
-        })?
-    }
-
-    fn return_streams(&mut self) {
-        for stream in self.spare.drain(..) {
-            self.device.return_body_stream(stream);
         }
     }
 
@@ -268,7 +235,6 @@ impl Recorder {
         // Branches, joined or not, have left the capture with it.
         self.over.store(true, Ordering::Release);
         recording_ends();
-        self.return_streams();
         ended
     }
 }

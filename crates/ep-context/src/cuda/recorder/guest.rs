@@ -113,7 +113,6 @@ impl Recorder {
     pub(super) fn step_out(&mut self) {
         if self.is_foreign() && !self.over.swap(true, Ordering::AcqRel) {
             recording_ends();
-            self.return_streams();
         }
     }
 

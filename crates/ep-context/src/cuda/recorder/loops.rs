@@ -41,7 +41,7 @@ impl Recorder {
         if self.bodies.len() == MAX_DEPTH {
             return Err(refused(NAME, &format!("loops nest at most {MAX_DEPTH} deep")));
         }
-        let inner = match self.spare.pop().or_else(|| self.device.take_body_stream()) {
+        let inner = match self.device.take_body_stream() {
             Some(stream) => stream,
             None => self.device.create_stream()?,
         };
@@ -53,7 +53,7 @@ impl Recorder {
                 Ok(BodyStream { id, handle: inner })
             }
             Err(error) => {
-                self.spare.push(inner);
+                self.device.return_body_stream(inner);
                 self.broken = Some(format!("a loop could not be begun: {}", error.text()));
                 Err(error.into())
             }
@@ -97,7 +97,7 @@ impl Recorder {
             // SAFETY: the stream records, and this is the thread that made it.
             ask_handle(|graph| unsafe { driver.cuStreamEndCapture(open.stream.0, graph) });
         match ended {
-            Ok(_) => self.spare.push(open.stream),
+            Ok(_) => self.device.return_body_stream(open.stream),
             // It may be left in whatever state; it is not used again.
             Err(_) => {
                 self.device.graveyard.bury(Grave::Stream(Box::new(Remains::of_idle(open.stream))));
