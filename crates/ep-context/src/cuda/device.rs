@@ -389,8 +389,8 @@ impl Device {
 
     /// Makes sure that there are `count` streams on which bodies of loops can be recorded, so that
     /// none has to be made while a recording goes on, unless several need them at once. Nothing runs
-    /// on them, but each takes one of the few queues that ranks share which share the GPU: so there
-    /// are no more than this for all of them. The context is current.
+    /// on them, but streams are given the few queues of the GPU in turn, which ranks share that share
+    /// it: so there are no more than these for all of them. The context is current.
     pub(super) fn reserve_body_streams(
         &self,
         driver: &Driver,
