@@ -88,7 +88,8 @@ impl CudaStream {
         Self { inner, body: None }
     }
 
-    /// The driver's handle of the stream: for the body of a loop, of the stream that records it.
+    /// The driver's handle of the stream: for the body of a loop, of the stream that records it,
+    /// which is any recording's on the device once the body has ended.
     ///
     /// Work of the caller's own may be queued on it, in the order of the calls. While the stream
     /// records, that work becomes part of the graph, and what it uses must outlive the graph. While
